@@ -148,6 +148,7 @@ def begin_manifest(
         generation=checkpoint.generation,
         encoder=checkpoint.encoder,
         images=checkpoint.images,
+        likeness=checkpoint.likeness,
         tokenizer={
             "files": [written[data] for data in checkpoint.tokenizer_files.values()],
             "kind": checkpoint.tokenizer_kind,

@@ -18,6 +18,7 @@ class TaskTraits:
         has_sources: whether an encoder reads a source, with a tokenizer of its own.
         encodes: whether a text is read as a whole, and nothing is written.
         makes_images: whether a text becomes a picture.
+        compares_images: whether texts and pictures become vectors that are alike.
     """
 
     name: str
@@ -27,12 +28,14 @@ class TaskTraits:
     has_sources: bool = False
     encodes: bool = False
     makes_images: bool = False
+    compares_images: bool = False
 
 
 GENERATION = TaskTraits("text-generation", "AutoModelForCausalLM", 2, continues_texts=True)
 ENCODING = TaskTraits("text-encoding", "AutoModel", 8, encodes=True)
 TRANSLATION = TaskTraits("translation", "AutoModelForSeq2SeqLM", 4, has_sources=True)
 PICTURES = TaskTraits("image-generation", "", 2, makes_images=True)
+LIKENESS = TaskTraits("image-text-encoding", "AutoModel", 2, compares_images=True)
 # How the classes of transformers end that have a head, by the head.
 CLASS_ENDS = {
     "masked_lm": "ForMaskedLM",
@@ -40,4 +43,4 @@ CLASS_ENDS = {
     "token_classification": "ForTokenClassification",
     "question_answering": "ForQuestionAnswering",
 }
-TRAITS = {traits.name: traits for traits in (GENERATION, ENCODING, TRANSLATION, PICTURES)}
+TRAITS = {traits.name: traits for traits in (GENERATION, ENCODING, TRANSLATION, PICTURES, LIKENESS)}

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from .bert_names import architecture
+from .clip import Clip
 from .config_checks import check_depth
 from .diffusers_folder import is_pipeline, read_pipeline
 from .encoder import Encoder, EncoderConfig
@@ -36,6 +37,7 @@ TASKS: Mapping[type[Any], str] = {
     Encoder: "text-encoding",
     Transformer: "translation",
     StableDiffusion: "image-generation",
+    Clip: "image-text-encoding",
 }  # by the class of a family's models
 
 

@@ -92,6 +92,16 @@ class ClipConfig:
     text: ClipTextConfig
     vision: ClipVisionConfig
 
+    @property
+    def vocab_size(self) -> int:
+        """Return the number of tokens that the text side knows."""
+        return self.text.vocab_size
+
+    @property
+    def max_position_embeddings(self) -> int:
+        """Return the most tokens of a text."""
+        return self.text.max_position_embeddings
+
 
 class Attention(nn.Module):
     """Attention with as many keys and values as queries."""
@@ -179,7 +189,7 @@ class ClipText(nn.Module):
     def find_end(self, input_ids: Tensor) -> Tensor:
         """Return the position (B,) of each text's first end token."""
         end = self.config.eos_token_id
-        return (input_ids if end == OLD_END else (input_ids == end).int()).argmax(dim=-1)
+        return (input_ids.int() if end == OLD_END else (input_ids == end).int()).argmax(dim=-1)
 
 
 class ClipVision(nn.Module):

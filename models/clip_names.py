@@ -12,6 +12,7 @@ from .clip import ClipTextConfig, ClipVisionConfig
 SIDES = {"text_model.": "text.", "vision_model.": "vision."}
 PROJECTIONS = {"text_projection.": "text.projection.", "visual_projection.": "vision.projection."}
 INSIDE = ("embeddings.", "encoder.")  # what stands in a side's names in addition to ours
+SCALE = "logit_scale"
 POSITION_IDS = "position_ids"  # a counter that old files hold
 # An old autoencoder's names of attention, and today's.
 OLD_ATTENTION = {"query": "to_q", "key": "to_k", "value": "to_v", "proj_attn": "to_out.0"}

@@ -20,7 +20,8 @@ from .bert_names import STAND_INS as BERT_STAND_INS
 from .bert_names import Rename, fold_segment, read_roberta
 from .bert_names import details as read_bert
 from .bert_names import rename_by as rename_bert
-from .clip_names import rename_stable_diffusion
+from .clip import Clip, ClipConfig
+from .clip_names import read_clip, rename_clip, rename_stable_diffusion
 from .diffusers_folder import Pipeline
 from .encoder import Encoder
 from .gpt2 import CONV1D, GPT2, MASK_BUFFERS, GPT2Config
@@ -40,9 +41,15 @@ from .sentence_transformers import SentenceModules
 from .stable_diffusion import StableDiffusion, StableDiffusionConfig
 from .transformer import Transformer, TransformerConfig
 
-Model: TypeAlias = LanguageModel | Encoder | Transformer | StableDiffusion
+Model: TypeAlias = LanguageModel | Encoder | Transformer | StableDiffusion | Clip
 Config: TypeAlias = (
-    GPT2Config | LlamaConfig | BertConfig | ModernBertConfig | TransformerConfig | StableDiffusionConfig
+    GPT2Config
+    | LlamaConfig
+    | BertConfig
+    | ModernBertConfig
+    | TransformerConfig
+    | StableDiffusionConfig
+    | ClipConfig
 )
 
 
@@ -226,6 +233,15 @@ FAMILIES = {
         },
         other_classes={"MarianForCausalLM": None},
     ),
+    "clip": Family(
+        name="clip",
+        model=Clip,
+        config=ClipConfig,
+        prefix="",
+        rename=lambda config_json: rename_clip,
+        details=lambda config_json, shapes: read_clip(config_json),
+        other_classes={"CLIPForImageClassification": None},
+    ),
 }
 # Of a diffusers folder, which has no model_type.
 STABLE_DIFFUSION = Family(
@@ -243,7 +259,7 @@ class Description:
 
     Attributes:
         family: how its published names map to ours.
-        task: "text-generation", "text-encoding", "translation" or "image-generation".
+        task: "text-generation", "text-encoding", "translation", "image-generation" or "image-text-encoding".
         config: our config.
         config_json: the published config.
         folder: the folder of config.json and the weights.

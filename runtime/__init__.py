@@ -50,6 +50,10 @@ if TYPE_CHECKING:
     from .generate.score import Score
     from .generate.text_generator import TextGenerator
     from .generate.tools import ToolCall
+    from .images.image_generator import ImageGenerator, Step
+    from .images.image_text_encoder import ImageTextEncoder
+    from .images.options import ImageOptions
+    from .images.pictures import Picture
     from .options import (
         AnswerOptions,
         BatchGenerationOptions,
@@ -108,6 +112,9 @@ __all__ = [
     "Generation",
     "GenerationCandidate",
     "GenerationOptions",
+    "ImageGenerator",
+    "ImageOptions",
+    "ImageTextEncoder",
     "InputError",
     "IntegrityError",
     "Item",
@@ -118,6 +125,7 @@ __all__ = [
     "MemoryLimitError",
     "Message",
     "NextSentence",
+    "Picture",
     "PlanForgeError",
     "Pooling",
     "ProgressOption",
@@ -127,6 +135,7 @@ __all__ = [
     "Ranked",
     "SchemaError",
     "Score",
+    "Step",
     "Tags",
     "TextEncoder",
     "TextGenerator",
@@ -163,6 +172,10 @@ MODULES = {
     **dict.fromkeys(("Alignment", "Candidate", "Translation", "TranslationTimings"), "translate.results"),
     **dict.fromkeys([name for name in __all__ if name.endswith("Options")], "options"),
     **dict.fromkeys(("Layers", "Pooling", "ProgressOption", "Truncation"), "options"),
+    **dict.fromkeys(("ImageGenerator", "Step"), "images.image_generator"),
+    "ImageOptions": "images.options",
+    "ImageTextEncoder": "images.image_text_encoder",
+    "Picture": "images.pictures",
 }
 
 if not TYPE_CHECKING:  # a type checker would take every name that there isn't for one of these

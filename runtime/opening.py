@@ -28,6 +28,7 @@ NEEDS = {
     "translation": "a cache",
     "text-encoding": "a text's activations",
     "image-generation": "a picture's activations",
+    "image-text-encoding": "a batch's activations",
 }
 
 # Parsing a tokenizer holds Python's lock for 80 ms, which ONNX Runtime needs until it begins to pack weights.

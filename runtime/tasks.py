@@ -19,11 +19,18 @@ class Task(NamedTuple):
 
 
 PICTURES = "image-generation"
+LIKENESS = "image-text-encoding"
+# What models of pictures do, and the arguments of `planforge run` that do it.
+USES = {
+    PICTURES: ("makes pictures", '"a red three" -o picture.png'),
+    LIKENESS: ("compares a picture with texts", '--image picture.png "a cat" "a dog"'),
+}
 TASKS = {
     "text-generation": Task("generate.text_generator", "TextGenerator"),
     "text-encoding": Task("encode.text_encoder", "TextEncoder"),
     "translation": Task("translate.translator", "Translator"),
     PICTURES: Task("images.image_generator", "ImageGenerator"),
+    LIKENESS: Task("images.image_text_encoder", "ImageTextEncoder"),
 }
 
 
@@ -36,15 +43,15 @@ def find_task(bundle: Bundle) -> Task:
 
 
 def refuse_pictures(bundle: Bundle, what: str) -> None:
-    """Refuse a bundle that makes pictures, for what is there for texts alone; say what it does."""
-    if bundle.manifest.task == PICTURES:
+    """Refuse a bundle that makes or reads pictures, for what is there for texts alone; say what it does."""
+    if bundle.manifest.task in USES:
         import shlex  # a quicker start without it
 
+        does, arguments = USES[bundle.manifest.task]
         name = shlex.quote(str(bundle.folder))
         raise InputError(
-            f"{what} is for models of text, and {bundle.folder} makes pictures: `planforge run {name}"
-            f' "a red three" -o picture.png` makes one, and `planforge selftest {name}` compares them with'
-            " PyTorch's"
+            f"{what} is for models of text, and {bundle.folder} {does}: `planforge run {name} {arguments}`"
+            f" does, and `planforge selftest {name}` compares it with PyTorch"
         )
 
 

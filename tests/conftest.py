@@ -369,6 +369,24 @@ def imported(exported: Path, once: Callable[[str], Once]) -> Callable[[str], Pat
 
 
 @pytest.fixture(scope="session")
+def clip_bundle(once: Callable[[str], Once]) -> Path:
+    """A random CLIP for ONNX Runtime, in fp32 and int8, and in fp16, verified. Don't change it.
+
+    Its checkpoint lies beside it, as "checkpoint".
+    """
+    from planforge.exporter import export
+
+    from .helpers.diffusion import save_clip
+
+    with once("clip") as (folder, first):
+        if first:
+            save_clip(folder / "checkpoint")
+            options: dict[str, Any] = {"precision": ["fp32", "fp16", "int8"]}
+            export(folder / "checkpoint", folder / "bundle", target=["cpu", "portable"], **options)
+    return folder / "bundle"
+
+
+@pytest.fixture(scope="session")
 def picture_bundle(once: Callable[[str], Once]) -> Path:
     """A random Stable Diffusion for ONNX Runtime, in fp32 and int8, and in fp16, verified. Don't change it.
 

@@ -9,7 +9,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from ...runtime.bundle.defaults import EncoderDefaults, GenerationDefaults, SpecialTokens
-from ...runtime.bundle.image_defaults import ImageDefaults
+from ...runtime.bundle.image_defaults import ImageDefaults, LikenessDefaults, PromptDefaults
 from ...runtime.errors import InputError
 from ...runtime.text.piece_tokenizer import PIECES, PLAIN, open_tokenizer
 from ...runtime.text.tokenizer import Tokenizer
@@ -19,6 +19,7 @@ from ..task_traits import TRAITS, TaskTraits
 from ..tracing.recipes import RECIPES, Recipe, TraceOptions, make_all_recipes
 from .chat_template import TemplateFile, read_chat_template
 from .generation_config import Settings, merge_settings, read_decoder_defaults, read_translation_defaults
+from .likeness import read_likeness
 from .source import Source
 from .tokenizers.files import (
     build_tokenizer_json,
@@ -51,6 +52,7 @@ class Checkpoint:
     modules: SentenceModules | None = None  # that sentence-transformers adds
     pipeline: Pipeline | None = None  # the parts of a diffusers folder
     images: ImageDefaults | None = None
+    likeness: LikenessDefaults | None = None
     explanations: Mapping[str, Recipe] = {}  # of the graphs that explain the model, if they were asked for
 
     def __init__(
@@ -81,6 +83,9 @@ class Checkpoint:
         self.encoder = self.read_encoder()
         if found.pipeline is not None:
             self.images = self.read_images(found.pipeline)
+        if self.traits.compares_images:
+            size = self.config.vision.image_size
+            self.likeness = read_likeness(self.folder, self.read_prompts(), size)
 
     def choose_length(self, asked: int | None, context: int) -> int:
         """Return the length asked for, else the model's context, or the cut of sentence-transformers."""
@@ -166,7 +171,7 @@ class Checkpoint:
         """Return how sequences begin and end, by generation_config.json or config.json; None for encoders."""
         from ...models.folder import read_json
 
-        if self.traits.encodes or self.traits.makes_images:
+        if self.traits.encodes or self.traits.makes_images or self.traits.compares_images:
             return None
         folder = self.folder
         with raise_checkpoint_errors():
@@ -234,11 +239,6 @@ class Checkpoint:
 
     def read_images(self, pipeline: Pipeline) -> ImageDefaults:
         """Return what a model of pictures reads, and the defaults that diffusers' class of it has."""
-        tokens = find_special_tokens(self.folder, self.tokenizers[0])
-        if missing := {"bos", "eos"} - set(tokens):
-            raise CheckpointError(
-                f"{self.folder}: the tokenizer has no {' and no '.join(sorted(missing))} token"
-            )
         if pipeline.has_safety_checker:
             log.warning(
                 "the checkpoint's safety checker is left out: no picture is looked at before it is given out,"
@@ -247,10 +247,7 @@ class Checkpoint:
         steps, guidance = PICTURE_DEFAULTS[pipeline.config.unet.time_cond_proj_dim is not None]
         multiple = pipeline.config.vae.shrinks_by
         return ImageDefaults(
-            max_length=self.choices.max_length,
-            start=tokens["bos"],
-            end=tokens["eos"],
-            pad=tokens.get("pad", tokens["eos"]),
+            **vars(self.read_prompts()),
             scheduler=pipeline.scheduler,
             height=pipeline.config.unet.sample_size * multiple,
             width=pipeline.config.unet.sample_size * multiple,
@@ -259,6 +256,20 @@ class Checkpoint:
             steps=steps,
             guidance_scale=guidance,
             guidance_features=pipeline.config.unet.time_cond_proj_dim,
+        )
+
+    def read_prompts(self) -> PromptDefaults:
+        """Return how texts are read that belong to pictures."""
+        tokens = find_special_tokens(self.folder, self.tokenizers[0])
+        if missing := {"bos", "eos"} - set(tokens):
+            raise CheckpointError(
+                f"{self.folder}: the tokenizer has no {' and no '.join(sorted(missing))} token"
+            )
+        return PromptDefaults(
+            max_length=self.choices.max_length,
+            start=tokens["bos"],
+            end=tokens["eos"],
+            pad=tokens.get("pad", tokens["eos"]),
         )
 
     def read_frames(self, tokens: Mapping[str, int]) -> tuple[str, int]:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from ..levels import CALIBRATION
-from ..task_traits import ENCODING, GENERATION, PICTURES, TRANSLATION
+from ..task_traits import ENCODING, GENERATION, LIKENESS, PICTURES, TRANSLATION
 from . import (
     decoder,
     decoder_answers,
     encoder,
     encoder_answers,
     image_answers,
+    image_text,
+    image_text_answers,
     images,
     translator,
     translator_answers,
@@ -74,5 +76,16 @@ TASKS = {
         list_measures=lambda case_set: images.MEASURES,
         kept=images.KEPT_STEPS,
         count_kept=images.count_kept,
+    ),
+    LIKENESS.name: Task(
+        choose=image_text.choose,
+        open_reference=image_text_answers.open_reference,
+        answer_texts=image_text_answers.answer_texts,
+        calibrate=image_text_answers.calibrate,
+        read_row=image_text_answers.read_row,
+        open=image_text_answers.open_engine,
+        list_measures=lambda case_set: (image_text.TEXT, image_text.IMAGE),
+        kept=image_text.KEPT,
+        count_kept=lambda case_set, output, text, counts: counts[0],
     ),
 }

@@ -1,13 +1,14 @@
 """The parts of models of pictures as modules, each with the inputs and outputs of its graph.
 
-B batch, T text tokens, E text features, L channels of latents, H and W height and width of latents
+B batch, T text tokens, E text features, L channels of latents, H and W height and width of latents,
+F features of a vector
 """
 
 from __future__ import annotations
 
 from torch import Tensor, nn
 
-from ...models import StableDiffusion
+from ...models import Clip, StableDiffusion
 
 
 class TextPart(nn.Module):
@@ -59,3 +60,27 @@ class EncodingPart(nn.Module):
     def forward(self, pictures: Tensor) -> tuple[Tensor, Tensor]:
         """Return mean and deviation, each (B, L, H, W), of pictures (B, 3, 8 H, 8 W), not scaled."""
         return self.model.vae.encode(pictures)
+
+
+class TextVectorPart(nn.Module):
+    """A text's vector."""
+
+    def __init__(self, model: Clip) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        """Return (B, F), not of unit length, of tokens (B, T)."""
+        return self.model.text.embed(input_ids)
+
+
+class PictureVectorPart(nn.Module):
+    """A picture's vector."""
+
+    def __init__(self, model: Clip) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        """Return (B, F), not of unit length, of normalized pixels (B, 3, H, W)."""
+        return self.model.vision(pixels)  # type: ignore[no-any-return]

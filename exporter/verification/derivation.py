@@ -206,6 +206,7 @@ def compare_settings(bundle: Bundle, derived: Checkpoint) -> tuple[int, list[str
         ("generation", manifest.generation, derived.generation),
         ("encoder", manifest.encoder, derived.encoder),
         ("images", manifest.images, derived.images),
+        ("likeness", manifest.likeness, derived.likeness),
     ):
         if ours is not None or theirs is not None:
             got[name] = {} if ours is None else make_plain(dataclasses.asdict(ours))

@@ -275,7 +275,7 @@ def make_text(reference: Reference, text: str) -> GoldenText:
 def make_inputs(reference: Reference, checkpoint: Checkpoint) -> Iterator[GoldenInput]:
     """Yield texts with the tokens that the checkpoint puts around them."""
     encoder = checkpoint.encoder
-    if checkpoint.images is not None:
+    if checkpoint.images is not None or checkpoint.likeness is not None:
         for text in TEXTS:
             yield GoldenInput(text, None, tuple(reference.add_special_tokens(text, None)))
         return

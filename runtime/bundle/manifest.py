@@ -10,7 +10,7 @@ from typing import Any
 from ..errors import ManifestError
 from .artifact import DTYPES, SLOTS, Artifact, Axis, TensorSpec
 from .defaults import EncoderDefaults, GenerationDefaults
-from .image_defaults import ImageDefaults
+from .image_defaults import ImageDefaults, LikenessDefaults, PromptDefaults
 from .json_reader import FILE_NAME, Reader, check_file_name, parse_json
 from .plan import Plan, PlanWeight
 
@@ -30,7 +30,8 @@ class FileEntry:
 class Manifest:
     """The content of manifest.json.
 
-    An encoder has `encoder`, a model of pictures `images`, others have `generation`. `explanations` are
+    An encoder has `encoder`, a model of pictures `images`, one that compares pictures with texts `likeness`,
+    others have `generation`. `explanations` are
     the graphs that `explain` runs; they share the weights of those in fp32.
     """
 
@@ -44,6 +45,7 @@ class Manifest:
     generation: GenerationDefaults | None = None
     encoder: EncoderDefaults | None = None
     images: ImageDefaults | None = None
+    likeness: LikenessDefaults | None = None
     explanations: tuple[Artifact, ...] = ()
     plans: tuple[Plan, ...] = ()
     default_precision: str | None = None  # what load() takes; the first artifact's where it is None
@@ -53,9 +55,14 @@ class Manifest:
     @property
     def max_length(self) -> int:
         """The most tokens of one sequence."""
-        defaults = self.generation or self.encoder or self.images
+        defaults = self.generation or self.encoder or self.prompts
         assert defaults is not None  # from_json sees to it
         return defaults.max_length
+
+    @property
+    def prompts(self) -> PromptDefaults | None:
+        """Return how texts are read that belong to pictures; None of other models."""
+        return self.images or self.likeness
 
     def artifact(self, artifact_id: str) -> Artifact:
         graphs = (*self.artifacts, *self.explanations)
@@ -74,6 +81,7 @@ class Manifest:
             "generation": None if self.generation is None else asdict(self.generation),
             "encoder": None if self.encoder is None else asdict(self.encoder),
             "images": None if self.images is None else asdict(self.images),
+            "likeness": None if self.likeness is None else asdict(self.likeness),
             "tokenizer": dict(self.tokenizer),
             "files": {name: vars(entry) for name, entry in sorted(self.files.items())},
             "artifacts": [a.to_json() for a in self.artifacts],
@@ -101,7 +109,7 @@ class Manifest:
         for name, value in r.get("files", dict).items():
             entry = Reader(value, f"file {name!r}")
             files[check_file_name(name)] = FileEntry(entry.get("sha256", str), entry.get("bytes", int))
-        others = {"encoder", "images"} & set(r.value)
+        others = {"encoder", "images", "likeness"} & set(r.value)
         manifest = Manifest(
             family=r.get("family", str),
             task=r.get("task", str),
@@ -110,6 +118,7 @@ class Manifest:
             generation=None if others else GenerationDefaults.from_json(r.get("generation", dict)),
             encoder=EncoderDefaults.from_json(r.get("encoder", dict)) if "encoder" in others else None,
             images=ImageDefaults.from_json(r.get("images", dict)) if "images" in others else None,
+            likeness=LikenessDefaults.from_json(r.get("likeness", dict)) if "likeness" in others else None,
             tokenizer=r.get("tokenizer", dict),
             files=files,
             artifacts=tuple(Artifact.from_json(a) for a in r.get("artifacts", list)),

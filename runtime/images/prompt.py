@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from ..bundle.image_defaults import ImageDefaults
+from ..bundle.image_defaults import PromptDefaults
 from ..text.long_text import fit
 from ..text.tokenizer import Tokenizer
 
@@ -21,7 +21,7 @@ class PromptTokens(NamedTuple):
     dropped: int
 
 
-def encode_prompt(tokenizer: Tokenizer, defaults: ImageDefaults, text: str) -> PromptTokens:
+def encode_prompt(tokenizer: Tokenizer, defaults: PromptDefaults, text: str) -> PromptTokens:
     """Return the tokens of a prompt, in which special tokens are read as such, as diffusers does."""
     fitted = fit(
         tokenizer.encode(text, parse_special=True),

@@ -143,4 +143,12 @@ def save_clip(folder: Path, **settings: Any) -> transformers.CLIPModel:
     model: transformers.CLIPModel = transformers.CLIPModel(config).eval()
     model.save_pretrained(folder)
     make_tokenizer().save_pretrained(folder)
+    make_image_processor().save_pretrained(folder)
     return model
+
+
+def make_image_processor() -> transformers.CLIPImageProcessorPil:
+    """Return what reads pictures for a small CLIP: resized to 34, of which the middle 30 count."""
+    return transformers.CLIPImageProcessorPil(
+        size={"shortest_edge": 34}, crop_size={"height": VISION["image_size"], "width": VISION["image_size"]}
+    )

@@ -15,7 +15,13 @@ from ..helpers.paths import ROOT
 
 FILES = sorted((ROOT / "runtime").rglob("*.py"))
 OTHERS = {"albert", "bart", "bloom", "deberta", "electra", "falcon", "minilm", "mpnet", "neox", "opus"}
-WORDS_TOO = {"oss", "seed", "text", "transformer"}  # that names of families share with everything else
+WORDS_TOO = {
+    "clip",
+    "oss",
+    "seed",
+    "text",
+    "transformer",
+}  # that names of families share with everything else
 WORDS = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])")  # of names in snake case and in camel case
 
 

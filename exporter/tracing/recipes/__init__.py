@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any, Protocol
 
-from . import decoder, encoder, images, transformer
+from . import decoder, encoder, image_text, images, transformer
 from .explanations import EXPLAIN, make_explanations
 from .recipe import Recipe, TraceOptions
 
@@ -24,7 +24,7 @@ class TaskRecipes(Protocol):
 
 
 RECIPES: dict[str, TaskRecipes] = {
-    recipes.TASK: recipes for recipes in (decoder, encoder, transformer, images)
+    recipes.TASK: recipes for recipes in (decoder, encoder, transformer, images, image_text)
 }
 
 

@@ -11,6 +11,7 @@ from .answers import Limits, compare_generator, compare_translator
 from .decoder import DecoderEngine
 from .encoder import EncoderEngine
 from .files import Arrays
+from .image_text import LikenessEngine
 from .images import ImageEngine
 from .judge import Engine
 from .outcome import Comparison
@@ -43,4 +44,5 @@ TASKS = {
         compare_translator,
     ),
     "image-generation": Task(lambda model: ImageEngine(model.open_parts(), model.defaults)),
+    "image-text-encoding": Task(lambda model: LikenessEngine(model.parts, model.defaults)),
 }

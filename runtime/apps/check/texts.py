@@ -51,7 +51,8 @@ def open_text_tokenizers(bundle: Bundle) -> list[Tokenizer]:
 
 def describe_settings(manifest: Manifest) -> dict[str, Any]:
     """Return, as plain JSON, what decides beside files how texts are read and answers are written."""
-    kinds = {"generation": manifest.generation, "encoder": manifest.encoder, "images": manifest.images}
+    names = ("generation", "encoder", "images", "likeness")
+    kinds: dict[str, Any] = {name: getattr(manifest, name) for name in names}
     template = manifest.tokenizer.get("chat_template")
     settings = {
         "family": manifest.family,
@@ -196,8 +197,8 @@ def compare_input(
 
 def make_input_reader(manifest: Manifest, tokenizer: Tokenizer) -> Callable[[GoldenInput], list[int]]:
     """Return what gives all ids that a model reads of a text, as its class does."""
-    if manifest.images is not None:
-        special = manifest.images.special_tokens
+    if manifest.prompts is not None:
+        special = manifest.prompts.special_tokens
 
         def read_prompt(one: GoldenInput) -> list[int]:
             ids = tokenizer.encode(one.text, parse_special=True)

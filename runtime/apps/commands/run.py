@@ -15,7 +15,7 @@ from ...suggest import did_you_mean
 from . import run_options
 from .console import emit, say, show_stages
 from .run_chat import converse
-from .run_images import draw
+from .run_images import draw, match
 from .run_input import Item, TextSource, blame_data, keep_blanks
 from .run_options import FLAGS, TASKS
 from .run_output import Printer
@@ -36,7 +36,18 @@ HEAD_TASKS = {
     "next_sentence": "next_sentence",
 }
 # Tasks of models that have no other, and what such models do.
-ONLY_TASKS = {"generate": "generates text", "translate": "translates", "draw": "makes pictures"}
+ONLY_TASKS = {
+    "generate": "generates text",
+    "translate": "translates",
+    "draw": "makes pictures",
+    "match": "compares a picture with texts",
+}
+ONLY_TASK_OF = {
+    "text-generation": "generate",
+    "translation": "translate",
+    "image-generation": "draw",
+    "image-text-encoding": "match",
+}
 # Options that are words on the command line, and the values that they stand for.
 WORDS: dict[str, dict[str, Any]] = {
     "early_stopping": {"true": True, "false": False, "never": "never"},
@@ -197,6 +208,10 @@ def run_job(job: Job) -> None:
         with blame_data(job.source):
             draw(job.model, job.source, options, job.output, job.as_json, job.stages)  # type: ignore[arg-type]
         return
+    if job.task == "match":
+        with blame_data(job.source):
+            match(job.model, job.source, options.get("image"), job.as_json)  # type: ignore[arg-type]
+        return
     if job.output is not None:
         raise InputError(f"--output cannot be used with the task {job.task}")
     if job.task == "fill_mask":  # it always reads special tokens as such
@@ -290,9 +305,7 @@ def find_default_task(model: Any, beside: dict[str, str], options: Mapping[str, 
 
 def find_only_task(model: Model) -> str | None:
     """Return the one task that a model has; None of an encoder, which has several."""
-    return {"translation": "translate", "text-generation": "generate", "image-generation": "draw"}.get(
-        model.task
-    )
+    return ONLY_TASK_OF.get(model.task)
 
 
 def check_task(job: Job) -> None:

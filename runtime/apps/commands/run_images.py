@@ -1,4 +1,4 @@
-"""The pictures that `planforge run` makes: files, and a line for each."""
+"""The pictures that `planforge run` makes, and those that it compares with texts."""
 
 from __future__ import annotations
 
@@ -7,12 +7,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from ...errors import InputError
 from ..stage_progress import CountedLine
 from .console import emit
 
 if TYPE_CHECKING:
     from ...images.image_generator import ImageGenerator, Step
+    from ...images.image_text_encoder import ImageTextEncoder
     from .run_input import Item, TextSource
     from .stages import Stages
 
@@ -53,6 +56,29 @@ def draw(
         emit(json.dumps(described, ensure_ascii=False) if as_json else str(path))
 
 
+def match(model: ImageTextEncoder, source: TextSource, image: Path | None, as_json: bool) -> None:
+    """Print how likely each text is of a picture, the likeliest first; together they have a probability of 1.
+
+    Args:
+        model: compares them.
+        source: the texts.
+        image: the picture's file.
+        as_json: print JSON lines with text, probability and logit.
+    """
+    if image is None:
+        raise InputError("texts are compared with a picture: add --image FILE")
+    texts = list(dict.fromkeys(read_prompts(source)))
+    if len(texts) < 2:
+        raise InputError("give two or more texts, of which those that fit the picture are told from others")
+    (logits,) = model.compare(image, texts)
+    powers = np.exp(logits - logits.max())
+    for number in np.argsort(-logits, kind="stable"):
+        text = texts[number]
+        probability = float(powers[number] / powers.sum())
+        described = {"text": text, "probability": probability, "logit": float(logits[number])}
+        emit(json.dumps(described, ensure_ascii=False) if as_json else f"{probability:.4f}  {text}")
+
+
 def read_prompts(source: TextSource) -> Iterator[str]:
     """Yield the texts that are not blank; refuse pairs."""
     item: Item | None
@@ -60,5 +86,5 @@ def read_prompts(source: TextSource) -> Iterator[str]:
         if item is None:
             continue
         if not isinstance(item, str):
-            raise InputError("a picture has one text, not a pair")
+            raise InputError("a picture goes with texts, not with pairs of texts")
         yield item

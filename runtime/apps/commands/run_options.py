@@ -90,6 +90,7 @@ TASKS: dict[str, tuple[str, ...]] = {
     "tag": ALL_TEXTS,
     "answer": (*ALL_TEXTS, "n_best"),
     "draw": PICTURES,
+    "match": ("image",),
 }
 # Options of conversations alone, by the names of the runtime's parameters.
 FLAGS = {"system": "--system", "template_options": "--template-option", "continue_from": "--continue"}
