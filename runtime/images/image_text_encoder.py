@@ -183,7 +183,7 @@ def is_picture(images: Any) -> bool:
 
 
 def read_pixels(picture: GivenPicture, defaults: LikenessDefaults) -> Float32:
-    """Return the middle of a picture (3, size, size), normalized, as transformers' CLIPImageProcessor does."""
+    """Return a picture's middle (3, size, size), normalized, as transformers' CLIPImageProcessor does."""
     image = open_picture(picture)
     width, height = image.size
     shorter = min(width, height)

@@ -53,7 +53,7 @@ def test_settings_inside_a_processors_file(tmp_path: Path) -> None:
     expected = read(tmp_path).likeness
     settings = json.loads((tmp_path / SETTINGS).read_text(encoding="utf-8"))
     (tmp_path / SETTINGS).unlink()
-    with pytest.raises(CheckpointError, match="has no preprocessor_config.json, which says how pictures"):
+    with pytest.raises(CheckpointError, match=r"has no preprocessor_config\.json, which says how pictures"):
         read(tmp_path)
     (tmp_path / "processor_config.json").write_text(
         json.dumps({"image_processor": settings}), encoding="utf-8"

@@ -133,7 +133,7 @@ def test_wrong_values_are_refused(model: ImageTextEncoder, tmp_path: Path) -> No
     for labels in (["red"], "red", ["red", "red"]):
         with pytest.raises(InputError, match="must be two or more different texts"):
             model.classify(picture, labels)
-    with pytest.raises(InputError, match="needs a {} where the label goes"):
+    with pytest.raises(InputError, match=r"needs a \{\} where the label goes"):
         model.classify(picture, ["red", "blue"], template="a photo")
 
 
