@@ -17,9 +17,9 @@ from typing import Any
 import pytest
 
 from planforge.runtime import TextEncoder, TextGenerator, Translator
+from planforge.runtime.activations import count_batch_bytes
 from planforge.runtime.backends.ort_program import OrtProgram
 from planforge.runtime.bundle.manifest import Axis, TensorSpec
-from planforge.runtime.decoding.activations import count_batch_bytes
 from planforge.runtime.decoding.cache_shapes import count_cache_bytes
 from planforge.runtime.decoding.state import Context
 from planforge.runtime.encode.encoder import Outputs, count_section_bytes, split_into_sections

@@ -370,12 +370,12 @@ def test_a_plan_that_would_fit_is_not_refused(demo_bundle: Path) -> None:
     with pytest.raises(MemoryLimitError) as caught:
         check_plan_memory(bundle, graphs, {}, derive, plan.estimate_memory() - 1)
     assert caught.value.needed == plan.estimate_memory()
-    found = re.search(r"a batch of (\d+) or a length of (\d+) would fit", str(caught.value))
+    found = re.search(r"--max batch=(\d+) or --max length=(\d+) would fit", str(caught.value))
     assert found is not None
     for name, number, most in (("batch", int(found[1]), 8), ("length", int(found[2]), 256)):
         check_plan_memory(bundle, graphs, {name: number}, derive, plan.estimate_memory() - 1)
         assert number == most - 1
-    with pytest.raises(MemoryLimitError, match="No smaller batch or length alone would fit"):
+    with pytest.raises(MemoryLimitError, match="No smaller shape alone would fit"):
         check_plan_memory(bundle, graphs, {}, derive, 1000)
     with pytest.raises(BuildError):
         derive({"batch": 9})
