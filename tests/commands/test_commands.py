@@ -177,6 +177,9 @@ def test_inspect_shows_axes_ranges_and_architectures(demo_bundle: Path) -> None:
         assert sm in text
     manifest = json.loads(planforge("inspect", demo_bundle, "--json").stdout)
     assert manifest.pop("checks") == {"plans": "not run"}
+    assert sum(manifest.pop("bytes").values()) == sum(
+        p.stat().st_size for p in demo_bundle.rglob("*") if p.is_file()
+    )
     assert manifest == json.loads((demo_bundle / "manifest.json").read_text(encoding="utf-8"))
 
 
