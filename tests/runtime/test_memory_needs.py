@@ -347,8 +347,8 @@ def test_commands_refuse_a_board_with_too_little_memory(own_bundle: Path) -> Non
     """A build is refused before it begins: the bundle stays as it is, and no other folder comes."""
     before = {path: path.read_bytes() for path in own_bundle.rglob("*") if path.is_file()}
     line = error_line("build", own_bundle, "--max-memory", "20MB", code=1)
-    assert re.search(r"a plan in fp16 needs about [\d.]+ MB on the GPU for 8 x 256 tokens: ", line)
-    assert "--max-memory is 20.0 MB. a batch of " in line
+    assert re.search(r"a plan in fp16 needs about [\d.]+ MB on the GPU for batch=8,length=256: ", line)
+    assert "--max-memory is 20.0 MB. --max batch=" in line
     assert {path: path.read_bytes() for path in own_bundle.rglob("*") if path.is_file()} == before
     for command in (("bench",), ("run",), ("serve", "--port", "0")):
         name, *options = command

@@ -240,7 +240,8 @@ def test_a_list_that_cannot_be_read_is_one_line(detailed_bundle: Path, tmp_path:
 
     with_manifest(folder, trust)
     lines = planforge("inspect", folder / plan.file, "--layers").stdout.splitlines()
-    assert f"left out: {plan.layers} is no list of layers; build the plan again: planforge build" in lines[-1]
+    told = f"left out: {plan.file}: {plan.layers} is no list of layers; build the plan again: planforge build"
+    assert told in lines[-1]
 
 
 # Graphs
