@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ..runtime.backends.architectures import find_sm
 from ..runtime.backends.dialects import CPU_DIALECTS, PLANS_ONLY
 from ..runtime.backends.plan_compatibility import covers, reads
 from ..runtime.bundle.artifact import IN_HALF
@@ -103,6 +104,7 @@ def parse_keep(names: Sequence[str], bundle: Bundle) -> Keep:
     int8 stands for w8a16 if the bundle has no graphs in int8, or all targets run on GPUs.
     """
     names = [names] if isinstance(names, str) else list(dict.fromkeys(names))
+    names = [sm if SM.fullmatch(sm := find_sm(name)) else name for name in names]
     if not names:
         raise InputError(
             f"keep=[] leaves nothing; name some of what {bundle.folder} has: {describe_names(bundle)}"

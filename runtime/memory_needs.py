@@ -12,10 +12,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from .activations import count_batch_bytes, count_picture_bytes, describe_usual_batch
 from .bundle.artifact import Artifact, Axis, TensorSpec
 from .bundle.manifest import Manifest
-from .decoding.activations import count_batch_bytes, count_step_tokens
-from .decoding.cache_shapes import count_cache_bytes
+from .decoding.cache_shapes import count_cache_bytes, count_step_tokens
 from .errors import InputError
 from .text.batching import TOKEN_BUDGET
 
@@ -28,7 +28,7 @@ class MemoryNeed:
 
     Attributes:
         batch: texts that run together.
-        length: tokens of each, prompt and answer.
+        length: tokens of each, prompt and answer; 0 of pictures.
         weights: of all graphs, each file once.
         cache: keys and values, of a translation's source too.
         activations: a layer's results that live at one time, of each graph.
@@ -47,9 +47,10 @@ class MemoryNeed:
 
     def describe(self) -> str:
         """Return the sum and its parts, in words."""
+        what = f"{self.batch} x {self.length} tokens" if self.length else f"{self.batch} of the usual size"
         parts = {"weights": self.weights, "cache": self.cache, "activations": self.activations}
         told = " + ".join(f"{size / 1e6:.1f} MB of {name}" for name, size in parts.items() if size)
-        return f"{self.total / 1e6:.1f} MB for {self.batch} x {self.length} tokens: {told}"
+        return f"{self.total / 1e6:.1f} MB for {what}: {told}"
 
 
 def sum_memory(
@@ -58,13 +59,18 @@ def sum_memory(
     """Add up what graphs that run together need for a batch of texts of so many tokens.
 
     Each text has as many rows of the cache as the bundle's search has beams. Of a translation source and
-    target have that length. `widens_half` is the engine's.
+    target have that length; pictures have their usual size. `widens_half` is the engine's.
     """
     rows = batch * (1 if manifest.generation is None else manifest.generation.num_beams)
+    weights = count_weight_bytes(manifest, artifacts, widens_half)
+    if manifest.images is not None:
+        usual = describe_usual_batch(manifest.images, batch)
+        activations = count_picture_bytes(manifest.config, usual, manifest.images.multiple)
+        return MemoryNeed(batch, 0, weights, 0, activations)
     return MemoryNeed(
         batch,
         length,
-        count_weight_bytes(manifest, artifacts, widens_half),
+        weights,
         sum(count_kept_bytes(artifact, batch, rows, length) for artifact in artifacts),
         # Engines keep what each graph needed, until it is closed.
         sum(

@@ -14,6 +14,8 @@ from ...runtime.bundle.bundle import Bundle
 from ...runtime.errors import InputError
 from ...runtime.suggest import did_you_mean
 
+CPU = "ort-cpu"
+
 
 @dataclass(frozen=True)
 class Side:
@@ -34,8 +36,15 @@ class Side:
         return [
             proof
             for proof in read_evidence(self.bundle)
-            if self.precision in (None, proof.precision) and self.backend in (None, proof.backend)
+            if self.has_precision(proof) and self.backend in (None, proof.backend)
         ]
+
+    def has_precision(self, proof: Proof) -> bool:
+        """Tell whether evidence is of this precision; on a GPU int8 and int4 stand for w8a16 and w4a16."""
+        names = {None, proof.precision}
+        if proof.backend != CPU:
+            names |= {name for name, half in IN_HALF.items() if half == proof.precision}
+        return self.precision in names
 
     def make_command(self, data: str | Path) -> str:
         """Return the command that measures it on a file of texts."""

@@ -134,7 +134,8 @@ def make_memory_section(manifest: Manifest) -> Section:
         for batch in dict.fromkeys((1, most)) if graphs else ():
             need = sum_memory(manifest, graphs, batch, length, OrtCpuBackend.widens_half)
             sizes = (need.weights, need.cache, need.activations, need.total)
-            rows.append((precision, f"{batch} x {length} tokens", *map(format_size, sizes)))
+            what = f"{batch} x {length} tokens" if need.length else f"{batch} of the usual size"
+            rows.append((precision, what, *map(format_size, sizes)))
     title = "memory on a CPU, without Python, engine and tokenizer"
     return title, ("precision", "batch", "weights", "cache", "activations", "sum"), rows
 

@@ -48,7 +48,7 @@ class Found:
             (f"{file}, {len(nodes)} nodes", COLUMNS, [tuple(list_cells(node)) for node in nodes])
             for file, nodes in self.graphs.items()
         ]
-        notes = [f"left out: {error}" for error in told.values()]
+        notes = [f"left out: {text if file in text else f'{file}: {text}'}" for file, text in told.items()]
         return Inspection(value, sections, [*self.notes, *notes])
 
 

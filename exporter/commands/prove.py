@@ -95,7 +95,7 @@ def read_old(folder: Path, data: Path, precision: str | None) -> list[Proof]:
     digest = compute_sha256(data)
     found = [proof for proof in proofs if proof.data["sha256"] == digest]
     if not found:
-        raise InputError(f"--against {side.name} has no evidence on {data}; first: {side.make_command(data)}")
+        raise InputError(f"{side.name} has no evidence on {data}; first: {side.make_command(data)}")
     return found
 
 

@@ -88,9 +88,10 @@ def count_placement(model: LintModel) -> Placement:
     without = {node for node, _, _ in list_without_kernel(model)}
     graph = model.model.graph
     placed = [pair for one in (graph, *graph.subgraphs()) for pair in place_nodes(one)]
-    others = [place for node, place in placed if node in without]
-    places = [place for node, place in placed if node not in without]
-    return Placement(places.count(ON_GPU), places.count(ON_HOST), len(others))
+    on_gpu = [node for node, place in placed if place == ON_GPU]
+    shapes = sum(place == ON_HOST for _, place in placed)
+    others = sum(node in without for node in on_gpu)
+    return Placement(len(on_gpu) - others, shapes, others)
 
 
 def name_types(values: Sequence[ir.Value | None]) -> dict[int, str]:

@@ -99,6 +99,8 @@ def explain_not_taken(target: Target, artifact: Artifact) -> str:
     wanted = target.find_dialect(artifact.keeps_cache, artifact.precision)
     if artifact.dialect == wanted:
         return f"has no use for {artifact.precision}, as other precisions are faster there"
+    if artifact.dialect == "portable":
+        return f"takes the same graph in the dialect {wanted!r}"
     other = "" if wanted == "portable" else ", or else 'portable'"
     return f"takes the dialect {wanted!r}{other}, not {artifact.dialect!r}"
 

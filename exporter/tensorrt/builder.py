@@ -95,6 +95,10 @@ def build_in_this_process(request: Mapping[str, Any]) -> dict[str, Any]:
     write_plan(trt, builder, network, config, Path(request["out"]), log)
     keep_timings(config, request["options"].get("timing_cache"))
     warnings = dict.fromkeys(translate_message(warning) for warning in log.warnings)
+    listing = log.listing if request["options"].get("profiling") == "detailed" else ""
+    layers = read_listing(listing)
+    if listing and not layers:
+        warnings["the list of its layers has a form that is not known, and is not kept"] = None
     sms = ["sm80+"] if request["options"].get("compatible") else sms
     return {
         "version": trt.__version__,
@@ -103,7 +107,7 @@ def build_in_this_process(request: Mapping[str, Any]) -> dict[str, Any]:
         "warnings": list(warnings),
         "profiles": accepted,
         "weights": [asdict(weight) for weight in weights],
-        "layers": read_listing(log.listing) if request["options"].get("profiling") == "detailed" else [],
+        "layers": layers,
     }
 
 

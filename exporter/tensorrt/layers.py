@@ -144,7 +144,7 @@ def describe_way_to_layers(bundle: Bundle, plan: Plan, again: str) -> str:
     nodes = f"`planforge inspect {graph} --layers` shows the nodes of its graph here"
     if plan.layers is not None:
         return f"Here, {show} shows them as TensorRT listed them at its build; {nodes}"
-    if LIBRARIES[plan.engine].sms:  # it is built without a GPU
+    if LIBRARIES[plan.engine].sms and plan.profiling != "detailed":  # it is built without a GPU
         return f"Here, `{again}` keeps a list of them at its build, which {show} shows; {nodes}"
     first = "" if plan.profiling == "detailed" else f"`{again}`, then "
     return f"There, {first}{show}; {nodes}"

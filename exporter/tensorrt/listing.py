@@ -17,7 +17,7 @@ LAYER = re.compile(
     rf" (?:Constants: {TENSORS}, )?Outputs: (?P<outputs>{TENSORS}),.*? Metadata: (?P<metadata>.*)"
 )
 TENSOR = re.compile(
-    r"\{ Name: (?P<name>.*?), Dimensions: \[(?P<dimensions>[^\]]*)\],.*?"
+    r"\{ Name: (?P<name>.*?), Dimensions: \[(?P<dimensions>(?:-?\d+(?:, ?-?\d+)*)?)\],.*?"
     r" Datatype: (?P<type>\w+), Format: (?P<format>.*?) \}(?=, \{|\])"
 )
 
@@ -27,24 +27,23 @@ def read_listing(text: str) -> list[dict[str, Any]]:
 
     It is empty where a line is not of the form that is known: another version may write another.
     """
-    lines = text.removeprefix(LISTING).partition("\n\n")[0].split("\n")
-    found = [LAYER.fullmatch(line) for line in lines]
-    return [
-        {
-            "Name": match["name"],
-            "LayerType": match["type"],
-            "Inputs": read_tensors(match["inputs"]),
-            "Outputs": read_tensors(match["outputs"]),
-            "Metadata": match["metadata"],
-        }
-        for match in found
-        if match is not None and None not in found
-    ]
+    layers = []
+    for line in text.removeprefix(LISTING).partition("\n\n")[0].split("\n"):
+        match = LAYER.fullmatch(line)
+        if match is None:
+            return []
+        tensors = {side: read_tensors(match[side.lower()]) for side in ("Inputs", "Outputs")}
+        if None in tensors.values():
+            return []
+        layers.append(
+            {"Name": match["name"], "LayerType": match["type"], **tensors, "Metadata": match["metadata"]}
+        )
+    return layers
 
 
-def read_tensors(text: str) -> list[dict[str, Any]]:
-    """Return the tensors of a layer; a dimension of -1 follows from the call's shapes."""
-    return [
+def read_tensors(text: str) -> list[dict[str, Any]] | None:
+    """Return the tensors of a layer, None if one has another form; a -1 follows from the call's shapes."""
+    found = [
         {
             "Name": match["name"],
             "Dimensions": [int(number) for number in match["dimensions"].split(",") if number],
@@ -53,3 +52,4 @@ def read_tensors(text: str) -> list[dict[str, Any]]:
         }
         for match in TENSOR.finditer(text)
     ]
+    return found if len(found) == text.count("{ Name: ") else None

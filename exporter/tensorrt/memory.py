@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
-from ...runtime.backends.plan_compatibility import name_option_axes
+from ...runtime.backends.plan_compatibility import find_sides, format_lengths, name_option_axes
 from ...runtime.bundle.bundle import Bundle
 from ...runtime.bundle.manifest import Artifact
 from ...runtime.errors import MemoryLimitError
-from ...runtime.memory_budget import describe_fitting
+from ...runtime.memory_budget import find_largest
 from ..axis_lengths import compute_length
 from ..errors import BuildError
+from .plan_graphs import group_by_precision
 from .profiles import Profile
 
 if TYPE_CHECKING:
@@ -77,50 +78,73 @@ def check_plan_memory(
     Args:
         bundle: that has the graphs.
         graphs: that plans are built of.
-        lengths: the largest "batch" and "length" that were asked for; else the graphs' own.
-        derive: returns the profiles of each graph, by its id, for a largest "batch" and "length".
+        lengths: the maxima that were asked for, by the names of --max; else the graphs' own count.
+        derive: returns the profiles of each graph, by its id, for such maxima.
         limit: in bytes.
 
     Raises:
         MemoryLimitError: plans of one precision, which run together, need more.
     """
-    most = {
-        option: lengths.get(option)
-        or max(graph.axis(axis).max for graph in graphs if (axis := name_option_axes(graph).get(option)))
-        for option in ("batch", "length")
-    }
-    batch = most["batch"]
-    length = most["length"]
-    precisions = {
-        name: [graph for graph in graphs if graph.precision == name]
-        for name in dict.fromkeys(graph.precision for graph in graphs)
-    }
-    needs = {
-        name: add_up_plans(bundle, own, derive({"batch": batch, "length": length}))
-        for name, own in precisions.items()
-    }
-    for name, need in needs.items():
+    most = {**list_maxima(graphs), **lengths}
+    precisions = group_by_precision(graphs)
+    needs = [add_up_plans(bundle, own, derive(most)) for own in precisions]
+    for own, need in zip(precisions, needs, strict=True):
         if sum(need.values()) <= limit:
             continue
 
-        def count(batch: int, length: int, graphs: Sequence[Artifact] = precisions[name]) -> float:
+        def fits(maxima: Mapping[str, int], graphs: Sequence[Artifact] = own) -> bool:
             try:
-                return sum(add_up_plans(bundle, graphs, derive({"batch": batch, "length": length})).values())
+                return sum(add_up_plans(bundle, graphs, derive(maxima)).values()) <= limit
             except BuildError:  # shorter than a plan may be
-                return math.inf
+                return False
 
-        shapes = describe_fitting(count, limit, batch, length)
-        others = [other for other, sizes in needs.items() if sum(sizes.values()) <= limit]
-        hints = [f"{shapes} (--max batch=N,length=N)"] if shapes else []
+        shapes = " or ".join(f"--max {format_lengths(one)}" for one in list_fitting(graphs, most, fits))
+        others = [
+            two[0].precision
+            for two, sizes in zip(precisions, needs, strict=True)
+            if sum(sizes.values()) <= limit
+        ]
+        hints = [f"{shapes} would fit"] if shapes else []
         hints += [f"{', '.join(others)} would fit (--precision)"] if others else []
         parts = ", ".join(f"{need[part] / 1e6:.1f} MB {words}" for part, words in PARTS.items())
         raise MemoryLimitError(
-            f"a plan in {name} needs about {sum(need.values()) / 1e6:.1f} MB on the GPU for {batch} x"
-            f" {length} tokens: {parts}; --max-memory is {limit / 1e6:.1f} MB."
-            f" {'; '.join(hints) or 'No smaller batch or length alone would fit'}",
+            f"a plan in {own[0].precision} needs about {sum(need.values()) / 1e6:.1f} MB on the GPU for"
+            f" {format_lengths(most)}: {parts}; --max-memory is {limit / 1e6:.1f} MB."
+            f" {'; '.join(hints) or 'No smaller shape alone would fit'}",
             needed=sum(need.values()),
             limit=limit,
         )
+
+
+def list_maxima(graphs: Sequence[Artifact]) -> dict[str, int]:
+    """Return the graphs' largest shapes by the names of --max: batch, and length, or height and width."""
+    found: dict[str, int] = {}
+    for graph in graphs:
+        sides = find_sides(graph)
+        axes = sides or {option: (axis, 1) for option, axis in name_option_axes(graph).items()}
+        for option, (axis, pixels) in axes.items():
+            found[option] = max(found.get(option, 0), pixels * graph.axis(axis).max)
+        found["batch"] = max(found.get("batch", 0), graph.axis(name_option_axes(graph)["batch"]).max)
+    if "height" in found:
+        found.pop("length", None)  # prompts of pictures are always as long
+    return dict(sorted(found.items()))
+
+
+def list_fitting(
+    graphs: Sequence[Artifact], most: Mapping[str, int], fits: Callable[[Mapping[str, int]], bool]
+) -> Iterator[dict[str, int]]:
+    """Yield maxima that would fit if they alone were smaller: a batch, and a length or a square."""
+    step = max((pixels for graph in graphs for _, pixels in find_sides(graph).values()), default=1)
+    for options, unit in ((("batch",), 1), (("length",), 1), (("height", "width"), step)):
+        if not set(options) <= set(most):
+            continue
+
+        def shrink(number: int, options: Sequence[str] = options, unit: int = unit) -> dict[str, int]:
+            return dict.fromkeys(options, number * unit)
+
+        largest = min(most[option] for option in options) // unit
+        if number := find_largest(lambda number: fits({**most, **shrink(number)}), largest - 1):
+            yield shrink(number)
 
 
 def add_up_plans(

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from ...runtime.backends.architectures import describe_sms
+from ...runtime.backends.plan_compatibility import find_sides
 from ...runtime.backends.tensorrt_library import LIBRARIES, is_installed
 from ...runtime.bundle.bundle import Bundle
 from ...runtime.bundle.export_again import suggest_export_again
@@ -28,7 +29,7 @@ from .build import USUAL, Options, PlanRequest, build_plan, resolve_architecture
 from .hardware import describe_unmet
 from .memory import check_plan_memory, estimate_memory
 from .plan_graphs import find_plan_graphs, group_by_precision
-from .profiles import SIDES, Profile, derive_profiles, find_side
+from .profiles import Profile, derive_profiles
 
 log = logging.getLogger("planforge")
 
@@ -248,8 +249,8 @@ def plan_profiles(
     graphs: Sequence[Artifact], limits: Mapping[str, int], options: Options
 ) -> dict[str, tuple[Profile, ...]]:
     """Return the profiles of each graph by its id; refuse lengths that any of them does not allow."""
-    sides = [side for side in SIDES if any(find_side(graph, side)[0] for graph in graphs)]
-    known = ("batch", "length", *sides)
+    sides = dict.fromkeys(side for graph in graphs for side in find_sides(graph))
+    known = ("batch", *(sides or ("length",)))  # prompts of pictures are always as long
     for option, lengths in (("--max", limits), *(("--opt", lengths) for lengths in options.opt)):
         if unknown := set(lengths) - set(known):
             raise InputError(f"{option} {sorted(unknown)[0]}=...: an axis is {' or '.join(known)}")

@@ -14,11 +14,11 @@ size. A decoder has three:
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ...runtime.backends.plan_compatibility import find_sides
 from ...runtime.bundle.artifact import SLOTS, Artifact, Axis, TensorSpec
 from ..errors import BuildError, BuildOptionError
 
@@ -26,7 +26,7 @@ Range = tuple[int, int, int]  # min, opt, max
 Shape = tuple[int, ...]
 
 ONE: Range = (1, 1, 1)
-SIDES = ("height", "width")  # of pictures, in pixels
+NONE: Mapping[str, int | None] = {}
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ def derive_profiles(
     Raises:
         BuildOptionError: a length is outside of what the graph, or a maximum, allows.
     """
-    has_sides = any(find_side(artifact, side)[0] for side in SIDES)
+    has_sides = bool(find_sides(artifact))
     usual: Sequence[Mapping[str, int]] = ({},) if artifact.keeps_cache or has_sides else ({"batch": 1}, {})
     limits = {"batch": max_batch, "length": max_length, "height": max_height, "width": max_width}
     profiles: list[Profile] = []
@@ -85,7 +85,7 @@ def list_ways(artifact: Artifact, axes: dict[str, Range]) -> dict[str, dict[str,
     """Return the axes of each way of calling a graph, by the profile's name."""
     if artifact.keeps_cache:
         return list_ways_of_decoder(artifact, axes)
-    fixed = {axis: (axes[axis][1],) * 3 for side in SIDES if (axis := find_side(artifact, side)[0]) in axes}
+    fixed = {axis: (axes[axis][1],) * 3 for axis, _ in find_sides(artifact).values()}
     if not fixed:
         return {"encode": axes}
     if "tokens" in axes:  # of prompts, which are always as long
@@ -162,7 +162,7 @@ def limit_axes(
     rows = axes["batch"]
     sources = axes.get("sources", rows)  # of a decoder with a source, whose rows are beams
     maxima = dict(read_sides("--max", artifact, limits))
-    best = dict(read_sides("--opt", artifact, opt))
+    best = dict(read_sides("--opt", artifact, opt, limits))
     max_batch = limits["batch"]
     has_tokens = artifact.has_axis("tokens")
     max_length = limits["length"] if has_tokens else None
@@ -189,21 +189,26 @@ def limit_axes(
 
 
 def read_sides(
-    option: str, artifact: Artifact, lengths: Mapping[str, int | None]
+    option: str,
+    artifact: Artifact,
+    lengths: Mapping[str, int | None],
+    maxima: Mapping[str, int | None] = NONE,
 ) -> Iterator[tuple[str, int]]:
-    """Yield the axes of a picture's sides with their lengths; refuse pixels that the graph does not take."""
-    for side in SIDES:
-        axis = find_axes(artifact).get(find_side(artifact, side)[0])
+    """Yield the axes of a picture's sides with their lengths; refuse pixels that the graph does not take.
+
+    `maxima` are smaller ones in pixels that the user gave.
+    """
+    for side, (axis, ratio) in find_sides(artifact).items():
         pixels = lengths.get(side)
-        if axis is None or pixels is None:
+        if pixels is None:
             continue
-        ratio = find_side(artifact, side)[1]
-        low, high = ratio * axis[1].min, ratio * axis[1].max
+        own = artifact.axis(axis)
+        low, high = ratio * own.min, maxima.get(side) or ratio * own.max
         if pixels % ratio or not low <= pixels <= high:
             raise BuildOptionError(
-                f"{option} {side}={pixels} must be a multiple of {ratio} from {low} to {high}, as the graph's"
+                f"{option} {side}={pixels} must be a multiple of {ratio} from {low} to {high}"
             )
-        yield axis[1].name, pixels // ratio
+        yield axis, pixels // ratio
 
 
 def check_length(option: str, name: str, value: int, low: int, high: int, maximum: int | None = None) -> None:
@@ -228,14 +233,6 @@ def find_sums(artifact: Artifact) -> dict[str, list[str]]:
     sides = [text.split(" = ", 1) for text in artifact.constraints if " = " in text]
     sums = {total: parts.split(" + ") for total, parts in sides if total in axes}
     return {total: parts for total, parts in sums.items() if all(part in axes for part in parts)}
-
-
-def find_side(artifact: Artifact, side: str) -> tuple[str, int]:
-    """Return the axis of a picture's "height" or "width", and the pixels in one of it; ("", 1) without."""
-    for text in artifact.constraints:
-        if match := re.fullmatch(rf"(\w+) = (\d+) \* {side}", text):
-            return (match[1], 1) if match[1] in find_axes(artifact) else (side, int(match[2]))
-    return "", 1
 
 
 def add_ranges(axes: Mapping[str, Range], names: Sequence[str]) -> Range:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-JETSON_NAME = "Jetson"  # begins the names of boards, whose GPUs run no plan for desktops
 # Sources: https://developer.nvidia.com/cuda-gpus, and cuda-legacy-gpus for sm72 and older.
 GPUS = {
     "sm70": ("V100",),
@@ -22,7 +21,7 @@ GPUS = {
     "sm120": ("RTX 50", "RTX PRO Blackwell"),
     "sm121": ("DGX Spark", "GB10"),
 }
-JETSON = tuple(sm for sm, names in GPUS.items() if names[0].startswith(JETSON_NAME))
+JETSON = ("sm72", "sm87", "sm101", "sm110")  # boards, whose GPUs run no plan for desktops
 
 
 def describe_sm(sm: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -12,6 +13,8 @@ from ..bundle.manifest import Plan
 from ..errors import BackendUnavailableError
 from .architectures import JETSON, describe_sm, describe_sms
 from .tensorrt_library import LIBRARIES
+
+SIDE = re.compile(r"(\w+) = (\d+) \* (height|width)")  # a constraint of graphs of pictures
 
 
 @dataclass(frozen=True)
@@ -188,6 +191,19 @@ def name_option_axes(artifact: Artifact) -> dict[str, str]:
     return {option: axis for option, axis in options.items() if axis in names}
 
 
+def find_sides(artifact: Artifact) -> dict[str, tuple[str, int]]:
+    """Return the axes of a picture's "height" and "width", each with the pixels in one of it.
+
+    They are in the constraints, as in "picture_height = 8 * height". A graph without pictures has none.
+    """
+    found = {}
+    for text in artifact.constraints:
+        if match := SIDE.fullmatch(text):
+            is_whole = artifact.has_axis(match[1])
+            found[match[3]] = (match[1], 1) if is_whole else (match[3], int(match[2]))
+    return {side: (axis, pixels) for side, (axis, pixels) in found.items() if artifact.has_axis(axis)}
+
+
 def list_shape_options(bundle: Bundle, plan: Plan, limits: Mapping[str, int]) -> Iterator[str]:
     """Yield a plan's precision, where others have plans too, and its --max and --opt, where not the usual."""
     manifest = bundle.manifest
@@ -195,18 +211,24 @@ def list_shape_options(bundle: Bundle, plan: Plan, limits: Mapping[str, int]) ->
     if len({one.precision for one in manifest.artifacts if one.is_half}) > 1:
         yield f"--precision {artifact.precision}"
     axes = {axis.name: axis for spec in artifact.inputs for axis in spec.axes if isinstance(axis, Axis)}
-    names = name_option_axes(artifact)
+    sides = find_sides(artifact)
+    names = {option: (axis, 1) for option, axis in name_option_axes(artifact).items()} | sides
+    if manifest.images is not None:
+        names.pop("length", None)  # prompts are always as long
     # All profiles of a decoder follow from its prefill's.
     lengths = [p["axes"] for p in plan.profiles if not artifact.keeps_cache or p.get("name") == "prefill"]
-    if not lengths or not all(names[o] in axes and names[o] in one for o in names for one in lengths):
+    if not lengths or not all(axis in axes and axis in one for axis, _ in names.values() for one in lengths):
         return
-    high = {option: max(one[name][2] for one in lengths) for option, name in names.items()}
-    kept = {option: most for option, most in high.items() if most < axes[names[option]].max}
+    high = {o: pixels * max(one[axis][2] for one in lengths) for o, (axis, pixels) in names.items()}
+    kept = {o: high[o] for o, (axis, pixels) in names.items() if high[o] < pixels * axes[axis].max}
     if most := {**kept, **limits}:
         yield f"--max {format_lengths(most)}"
-    usual = {option: min(axes[name].opt, high[option]) for option, name in names.items()}
-    best = [{option: one[name][1] for option, name in names.items()} for one in lengths]
-    first = [] if artifact.keeps_cache else [{**usual, "batch": 1}]
+    usual = {o: min(pixels * axes[axis].opt, high[o]) for o, (axis, pixels) in names.items()}
+    best = []
+    for one in lengths:
+        lengths_of_one = {o: pixels * one[axis][1] for o, (axis, pixels) in names.items()}
+        best += [lengths_of_one] if lengths_of_one not in best else []
+    first = [] if artifact.keeps_cache or sides else [{**usual, "batch": 1}]
     if any(one not in (usual, *first) for one in best) or any(one not in best for one in (usual, *first)):
         yield from (f"--opt {format_lengths(one)}" for one in best)
 

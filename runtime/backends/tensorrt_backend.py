@@ -22,6 +22,7 @@ from .plan_compatibility import (
     choose_plan,
     explain_misfit,
     find_plans,
+    find_sides,
     keep_first_precision,
     make_rebuild_command,
 )
@@ -102,6 +103,9 @@ def explain(bundle: Bundle, plan: Plan, name: str, axis: int, length: int) -> st
     if not isinstance(graphs, Axis) or length < graphs.min:
         return "no plan of this graph takes it"
     option = "batch" if graphs.name == "batch" else "length"
+    for side, (own, pixels) in find_sides(artifact).items():
+        if graphs.name == own:
+            return make_rebuild_command(bundle, plan.engine, plan=plan, limits={side: pixels * length})
     if length > graphs.max:
         return f"the graph takes {graphs.max} at most; export it again with a larger --max-{option}"
     return make_rebuild_command(bundle, plan.engine, plan=plan, limits={option: length})

@@ -90,3 +90,10 @@ def find_cache_shape(spec: TensorSpec, batch: int, length: int, window: int | No
             raise ManifestError(
                 f"cache {spec.name!r} has axes {axes}, expected batch, heads, length, head size"
             )
+
+
+def count_step_tokens(artifact: Artifact, batch: int, rows: int, length: int) -> int:
+    """Return the most tokens, padding included, that a decoder reads at one time."""
+    if artifact.reads_source:
+        return max(rows, batch)  # a translation begins with one token
+    return max(rows, batch * min(length, PREFILL_CHUNK))

@@ -10,13 +10,13 @@ from typing import Any
 
 import numpy as np
 
+from ..activations import count_batch_bytes, count_logit_bytes
 from ..backends.backend import Array, GraphRunner, Program
 from ..backends.buckets import find_bucket
 from ..bundle.manifest import Artifact
 from ..errors import InputError
 from ..memory_budget import Lease, MemoryBudget, Reservation, describe_fitting
-from .activations import count_batch_bytes, count_step_tokens
-from .cache_shapes import PREFILL_CHUNK, count_cache_bytes
+from .cache_shapes import PREFILL_CHUNK, count_cache_bytes, count_step_tokens
 from .caches import has_row_lengths, make_cache
 from .candidates import choose_results, read_scores
 from .sampling import Sampling
@@ -55,17 +55,19 @@ class Decoder(GraphRunner):
         context: PendingContext = NONE_PENDING,
         copies: int = 1,
         reading: int | None = None,
+        logit_rows: int | None = None,
     ) -> DecoderRun:
         """Return a run with an empty cache for `batch` rows of up to `capacity` tokens.
 
         A translation's source, its context, is computed when all of the run's memory is held. The rows
         become `copies` times as many when the run is told to `expand`. `reading` of them, all by default,
-        have their prompts computed in one step. Raises a MemoryLimitError where memory_limit, or the engine's
-        own memory, has no room for all of it, and a ClosedError where the model was closed.
+        have their prompts computed in one step; of a translation so many tokens are. A step gives logits for
+        `logit_rows`, by default one of each row. Raises a MemoryLimitError where memory_limit, or the
+        engine's own memory, has no room for all of it, and a ClosedError where the model was closed.
         """
         # Without the turn: others' steps must go on while this one waits.
         rows = batch * copies
-        count = self.count_bytes(rows, capacity, reading or batch) + context.byte_count
+        count = self.count_bytes(rows, capacity, reading or batch, logit_rows) + context.byte_count
         hint = self.suggest(rows, capacity, context.byte_count, reading or batch)
         reservation = self.budget.hold(count, name_cache(rows, capacity), hint)
         try:
@@ -107,17 +109,21 @@ class Decoder(GraphRunner):
                 option="num_beams",
             )
 
-    def count_bytes(self, rows: int, capacity: int, reading: int | None = None) -> int:
-        """Return the bytes of a run's cache, and of its widest step's activations.
+    def count_bytes(
+        self, rows: int, capacity: int, reading: int | None = None, logit_rows: int | None = None
+    ) -> int:
+        """Return the bytes of a run's cache, and of its widest step's activations and logits.
 
         Args:
             rows: of the cache.
             capacity: tokens of each.
             reading: rows whose prompts are computed in one step; all by default.
+            logit_rows: how many logits a step gives; one of each row by default.
         """
         tokens = count_step_tokens(self.artifact, reading or rows, rows, capacity)
         activations = count_batch_bytes(self.config, tokens, capacity, self.artifact.graph)
-        return count_cache_bytes(self.artifact, rows, capacity) + activations
+        logits = count_logit_bytes(self.artifact, max(rows, logit_rows or 0))
+        return count_cache_bytes(self.artifact, rows, capacity) + activations + logits
 
     def check_memory(
         self, rows: int, capacity: int, context_bytes: int = 0, reading: int | None = None
@@ -138,7 +144,9 @@ class Decoder(GraphRunner):
         if available is None or count(rows, capacity) <= available:
             return need_less
         fitting = describe_fitting(count, available, rows, capacity)
-        return f"{need_less}; {fitting}" if fitting else "Not even a length of 1 would fit"
+        if fitting:
+            return f"{need_less}; {fitting}"
+        return need_less if rows > 1 or context_bytes else "Not even a length of 1 would fit"
 
     def has_room(self, rows: int, capacity: int, reading: int | None = None) -> bool:
         """Return whether `memory_limit` has room for a run beside what other calls hold now."""

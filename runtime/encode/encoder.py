@@ -12,11 +12,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ..activations import count_batch_bytes
 from ..backends.backend import Array, BoundGraph, GraphRunner, Program
 from ..backends.buckets import find_bucket
 from ..bundle.defaults import EncoderDefaults
 from ..bundle.manifest import Artifact, TensorSpec
-from ..decoding.activations import count_batch_bytes
 from ..errors import ManifestError
 from ..memory_budget import MemoryBudget, find_largest
 from ..text.batching import TOKEN_BUDGET, group_by_length

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..decoding.decoder import Decoder
+from ..decoding.decoder import SCORE_CHUNK, Decoder
 from ..decoding.sampling import compute_logprobs
 from ..errors import ContextLengthError, InputError
 
@@ -45,7 +45,7 @@ def score_tokens(decoder: Decoder, tokens: Sequence[int], max_length: int) -> Sc
             limit=max_length,
         )
     logprobs: list[float] = []
-    for logits in decoder.start(1, len(tokens)).extend(tokens[:-1]):
+    for logits in decoder.start(1, len(tokens), logit_rows=min(SCORE_CHUNK, len(tokens))).extend(tokens[:-1]):
         following = np.asarray(tokens[len(logprobs) + 1 :][: len(logits)])
         logprobs += compute_logprobs(logits, following).tolist()
     return Score(tuple(tokens), tuple(logprobs))

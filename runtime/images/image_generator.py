@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ..activations import PictureBatch
 from ..backends.backend import Backend, GraphRunner, LoadRequest
 from ..bundle.bundle import Bundle
 from ..bundle.image_defaults import ImageDefaults
@@ -26,7 +27,7 @@ from ..option_checks import check_options, check_whole
 from ..text.tokenizer import Tokenizer
 from .denoise import denoise, predict
 from .denoising import Scheduler
-from .memory import Batch, PictureBudget
+from .memory import PictureBudget
 from .noise import Generator
 from .options import ImageOptions
 from .part import Part
@@ -170,9 +171,9 @@ class ImageGenerator(Model):
         with self._memory.reserve(self._size(request)):
             return self._make(request)
 
-    def _size(self, request: Request) -> Batch:
+    def _size(self, request: Request) -> PictureBatch:
         """Return what a request makes."""
-        return Batch(
+        return PictureBatch(
             count=len(request.prompts),
             guided=bool(request.negative_prompts),
             most=max(part.artifact.axis("batch").max for part in self.parts.values()),

@@ -136,7 +136,7 @@ class TranslationLoop:
 
     def align(self, source: Sequence[int], target: Sequence[int]) -> Alignment:
         """Return what each token of a translation looked at, in one step over all of them."""
-        run = self.decoder.start(1, len(target), self.encoder.prepare([source]))
+        run = self.decoder.start(1, len(target), self.encoder.prepare([source]), reading=len(target))
         ids = np.asarray([[self.start, *target[:-1]]], np.int64)
         results = run.run_graph(ids, np.ones_like(ids, bool), [0], self.attentions)
         looks = [results[name][:, :, : len(target), : len(source)] for name in self.attentions]

@@ -12,11 +12,11 @@ from typing import Any
 
 import numpy as np
 
+from ..activations import count_batch_bytes
 from ..backends.backend import GraphRunner, Program
 from ..backends.buckets import find_bucket
 from ..bundle.bundle import Bundle
 from ..bundle.manifest import Artifact, TensorSpec
-from ..decoding.activations import count_batch_bytes
 from ..decoding.cache_shapes import find_cache_shape
 from ..decoding.decoder import pad
 from ..decoding.state import Context, PendingContext

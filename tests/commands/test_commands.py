@@ -177,6 +177,9 @@ def test_inspect_shows_axes_ranges_and_architectures(demo_bundle: Path) -> None:
         assert sm in text
     manifest = json.loads(planforge("inspect", demo_bundle, "--json").stdout)
     assert manifest.pop("checks") == {"plans": "not run"}
+    assert sum(manifest.pop("bytes").values()) == sum(
+        p.stat().st_size for p in demo_bundle.rglob("*") if p.is_file()
+    )
     assert manifest == json.loads((demo_bundle / "manifest.json").read_text(encoding="utf-8"))
 
 
@@ -197,12 +200,13 @@ def test_inspect_counts_weights_that_graphs_share_once(demo_bundle: Path) -> Non
             on_disk[part] = on_disk.get(part, 0) + path.stat().st_size
     assert told == on_disk
     text = planforge("inspect", demo_bundle).stdout
-    assert f"size  {format_size(sum(on_disk.values()))}: " in re.sub(" +", "  ", text)
+    assert f"size {format_size(sum(on_disk.values()))}: " in re.sub(" +", " ", text)
     units = {"kB": 1e3, "MB": 1e6}
-    rows = re.findall(r"^(decoder\.\S+) +\d+ +right +([\d.]+) (kB|MB) +(decoder\.\S+)?", text, re.MULTILINE)
+    rows = re.findall(r"^(decoder\.\S+) +\d+ +\w+ +([\d.]+) (kB|MB) +(decoder\.\S+)?", text, re.MULTILINE)
     assert [(name, owner) for name, *_, owner in rows] == [
         ("decoder.ort.fp32", ""),
         ("decoder.portable.fp32", "decoder.ort.fp32"),
+        ("decoder.inplace.fp32", "decoder.ort.fp32"),
         ("decoder.portable.fp16", ""),
         ("decoder.inplace.fp16", "decoder.portable.fp16"),
     ]

@@ -140,7 +140,7 @@ class Refusing:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         graphs = [
-            SimpleNamespace(id=f"{graph}.portable.fp16", graph=graph, precision="fp16")
+            SimpleNamespace(id=f"{graph}.portable.fp16", graph=graph, precision="fp16", constraints=())
             for graph in ("encoder", "decoder")
         ]
         monkeypatch.setattr(plans, "find_plan_graphs", lambda manifest, dialect: graphs)
@@ -156,7 +156,8 @@ class Refusing:
             raise BuildError("node strange: Det is not supported")
         (folder / "plans").mkdir(exist_ok=True)
         (folder / "plans" / "encoder.plan").write_bytes(b"plan")
-        return SimpleNamespace(built_from=artifact.id, file="plans/encoder.plan")
+        file = "plans/encoder.plan"
+        return SimpleNamespace(built_from=artifact.id, file=file, list_files=lambda: [file])
 
 
 def test_a_plan_whose_partner_is_refused_is_dropped_and_told(

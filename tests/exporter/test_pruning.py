@@ -173,7 +173,7 @@ def test_plans_go_with_their_gpu(own_bundle: Path) -> None:
         opened = Bundle.open(own_bundle)
         keep = Keep(("rtx",), (), tuple(sms))
         assert [p.file for p in choose_plans(opened, keep, choose_graphs(opened, keep))] == kept
-    result = prune(own_bundle, keep=["rtx", "sm120"])
+    result = prune(own_bundle, keep=["rtx", "RTX 50"])
     manifest = Bundle.open(own_bundle).manifest
     assert [p.file for p in manifest.plans] == [plan.file, copies["later"]]
     assert {copies["ampere"], copies["ada"]} < set(result.removed)

@@ -17,9 +17,9 @@ from typing import Any
 import pytest
 
 from planforge.runtime import TextEncoder, TextGenerator, Translator
+from planforge.runtime.activations import count_batch_bytes
 from planforge.runtime.backends.ort_program import OrtProgram
 from planforge.runtime.bundle.manifest import Axis, TensorSpec
-from planforge.runtime.decoding.activations import count_batch_bytes
 from planforge.runtime.decoding.cache_shapes import count_cache_bytes
 from planforge.runtime.decoding.state import Context
 from planforge.runtime.encode.encoder import Outputs, count_section_bytes, split_into_sections
@@ -229,8 +229,9 @@ def test_a_sources_memory_is_held_before_it_is_encoded(
         model.translate(SENTENCES[:2], num_beams=2, max_new_tokens=9, batch_size=2)
         rows = 2 * (2 if len(held) == 1 else 1)
         step = count_batch_bytes(model.decoder.config, rows, 9, "decoder")
+        logits = 4 * rows * model.decoder.config["target_vocab_size"]
         assert step > 0
-        assert held == [count + count_cache_bytes(model.artifact, rows, 9) + step for count in taken]
+        assert held == [count + count_cache_bytes(model.artifact, rows, 9) + step + logits for count in taken]
         monkeypatch.setattr(model.encoder, "encode", fail)
         with pytest.raises(ZeroDivisionError):
             model.translate("hello")

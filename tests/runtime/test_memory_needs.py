@@ -347,8 +347,8 @@ def test_commands_refuse_a_board_with_too_little_memory(own_bundle: Path) -> Non
     """A build is refused before it begins: the bundle stays as it is, and no other folder comes."""
     before = {path: path.read_bytes() for path in own_bundle.rglob("*") if path.is_file()}
     line = error_line("build", own_bundle, "--max-memory", "20MB", code=1)
-    assert re.search(r"a plan in fp16 needs about [\d.]+ MB on the GPU for 8 x 256 tokens: ", line)
-    assert "--max-memory is 20.0 MB. a batch of " in line
+    assert re.search(r"a plan in fp16 needs about [\d.]+ MB on the GPU for batch=8,length=256: ", line)
+    assert "--max-memory is 20.0 MB. --max batch=" in line
     assert {path: path.read_bytes() for path in own_bundle.rglob("*") if path.is_file()} == before
     for command in (("bench",), ("run",), ("serve", "--port", "0")):
         name, *options = command
@@ -370,12 +370,12 @@ def test_a_plan_that_would_fit_is_not_refused(demo_bundle: Path) -> None:
     with pytest.raises(MemoryLimitError) as caught:
         check_plan_memory(bundle, graphs, {}, derive, plan.estimate_memory() - 1)
     assert caught.value.needed == plan.estimate_memory()
-    found = re.search(r"a batch of (\d+) or a length of (\d+) would fit", str(caught.value))
+    found = re.search(r"--max batch=(\d+) or --max length=(\d+) would fit", str(caught.value))
     assert found is not None
     for name, number, most in (("batch", int(found[1]), 8), ("length", int(found[2]), 256)):
         check_plan_memory(bundle, graphs, {name: number}, derive, plan.estimate_memory() - 1)
         assert number == most - 1
-    with pytest.raises(MemoryLimitError, match="No smaller batch or length alone would fit"):
+    with pytest.raises(MemoryLimitError, match="No smaller shape alone would fit"):
         check_plan_memory(bundle, graphs, {}, derive, 1000)
     with pytest.raises(BuildError):
         derive({"batch": 9})

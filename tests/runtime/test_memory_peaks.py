@@ -51,14 +51,14 @@ DECODER = """
     print(json.dumps([model.decoder.count_bytes(16, 240), read() - before]))
 """
 PICTURES = """
-    from planforge.runtime.images.memory import Batch, count_picture_bytes
+    from planforge.runtime.activations import PictureBatch, count_picture_bytes
     model.generate("one", steps=1, seed=0, height=8, width=8)
     ctypes.CDLL(None).malloc_trim(0)
     before = read()
     model.generate("one", steps=1, seed=0, height=128, width=128)
     after = read()
     side = 128 // model.defaults.multiple
-    batch = Batch(1, True, 2, side, side, model.max_length, False)
+    batch = PictureBatch(1, True, 2, side, side, model.max_length, False)
     print(json.dumps([count_picture_bytes(model.bundle.manifest.config, batch, 4), after - before]))
 """
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ...backends.backend import Array
+from ...decoding.decoder import SCORE_CHUNK
 from ...decoding.sampling import compute_logprobs
 from ...errors import ContextLengthError, InputError
 from .explanation import Attention, Explanation
@@ -112,7 +113,9 @@ def place_factors(factors: Factors | None, S: int) -> Factors | None:
 
 def score_translation(model: Translator, source: Sequence[int], translation: Sequence[int]) -> Array:
     """Return the log-probabilities of a translation's tokens, by the graphs that answer."""
-    run = model.decoder.start(1, len(translation), model.encoder.prepare([source]))
+    context = model.encoder.prepare([source])
+    step = min(SCORE_CHUNK, len(translation))
+    run = model.decoder.start(1, len(translation), context, reading=step, logit_rows=step)
     logprobs: list[float] = []
     for logits in run.extend([model.start, *translation[:-1]]):
         following = np.asarray(translation[len(logprobs) :][: len(logits)])

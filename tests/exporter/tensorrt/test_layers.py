@@ -141,7 +141,16 @@ def test_the_list_of_a_build_is_read_as_an_inspector_s_text() -> None:
     assert (second.type, second.nodes, second.inputs) == ("shape_call", ("__mye1_0_myl0_1",), ())
 
 
-@pytest.mark.parametrize("text", ["", "Layers:\nmm\nsm", LISTED.replace("Outputs", "Results")])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "Layers:\nmm\nsm",
+        LISTED.replace("Outputs", "Results"),
+        LISTED.replace("Dimensions: [8,64]", "Dimensions: [8,N]"),
+        LISTED.replace("Datatype", "Kind"),
+    ],
+)
 def test_a_list_of_another_form_is_none(text: str) -> None:
     assert read_listing(text) == []
 
@@ -231,7 +240,8 @@ def test_a_list_that_cannot_be_read_is_one_line(detailed_bundle: Path, tmp_path:
 
     with_manifest(folder, trust)
     lines = planforge("inspect", folder / plan.file, "--layers").stdout.splitlines()
-    assert f"left out: {plan.layers} is no list of layers; build the plan again: planforge build" in lines[-1]
+    told = f"left out: {plan.file}: {plan.layers} is no list of layers; build the plan again: planforge build"
+    assert told in lines[-1]
 
 
 # Graphs

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
+import re
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TypedDict
 
@@ -11,14 +14,17 @@ import pytest
 
 from planforge.exporter.errors import BuildOptionError
 from planforge.exporter.tensorrt.build import Options
+from planforge.exporter.tensorrt.memory import check_plan_memory
 from planforge.exporter.tensorrt.plans import build, plan_profiles
 from planforge.exporter.tensorrt.profiles import Profile, check_profile, derive_profiles
 from planforge.runtime.apps.check.selftest import selftest
+from planforge.runtime.backends.plan_compatibility import make_rebuild_command
 from planforge.runtime.backends.tensorrt_program import TensorRtProgram
 from planforge.runtime.bundle.bundle import Bundle
 from planforge.runtime.bundle.manifest import Artifact
-from planforge.runtime.errors import InputError
+from planforge.runtime.errors import InputError, MemoryLimitError
 from planforge.runtime.images.image_generator import ImageGenerator
+from planforge.runtime.memory_needs import sum_memory
 
 from ...helpers.emulated_gpu import emulated_gpu
 
@@ -135,3 +141,55 @@ def test_what_is_no_size_is_refused(picture_bundle: Path, demo_bundle: Path) -> 
     texts = [Bundle.open(demo_bundle).manifest.artifact("decoder.inplace.fp16")]
     with pytest.raises(InputError, match=r"--opt height=\.\.\.: an axis is batch or length"):
         plan_profiles(texts, {}, Options(opt=[{"height": 64}]))
+
+
+def test_what_fits_a_limit_is_told_in_pixels(picture_bundle: Path) -> None:
+    bundle = Bundle.open(picture_bundle)
+    graphs = list(list_graphs(picture_bundle).values())
+
+    def derive(lengths: Mapping[str, int]) -> dict[str, tuple[Profile, ...]]:
+        return plan_profiles(graphs, lengths, Options())
+
+    with pytest.raises(MemoryLimitError) as caught:
+        check_plan_memory(bundle, graphs, {}, derive, 10**9)
+    assert "for batch=8,height=512,width=512: " in str(caught.value)
+    found = re.search(r"--max height=(\d+),width=(\d+) would fit", str(caught.value))
+    assert found is not None and found[1] == found[2]
+    side = int(found[1])
+    check_plan_memory(bundle, graphs, {"height": side, "width": side}, derive, 10**9)
+    with pytest.raises(MemoryLimitError):
+        check_plan_memory(bundle, graphs, {"height": side + PIXELS, "width": side + PIXELS}, derive, 10**9)
+
+
+@pytest.mark.parametrize("graph", GRAPHS)
+def test_the_command_that_builds_a_plan_again_has_its_sizes(planned: Path, graph: str) -> None:
+    bundle = Bundle.open(planned)
+    artifact = bundle.manifest.artifact(f"{graph}.portable.fp16")
+    plan = next(plan for plan in bundle.manifest.plans if plan.built_from == artifact.id)
+    usual = f"planforge build {planned} --target rtx --sm sm86"
+    assert make_rebuild_command(bundle, "tensorrt-rtx", plan=plan) == usual
+    if graph == "text_encoder":
+        return
+    shapes = [{"height": 48, "width": 32}]
+    profiles = derive_profiles(artifact, max_height=64, opt=shapes)
+    other = dataclasses.replace(plan, profiles=tuple(profile.to_json() for profile in profiles))
+    rows = 2 if graph == "unet" else 1
+    assert make_rebuild_command(bundle, "tensorrt-rtx", plan=other) == (
+        f"{usual} --max height=64 --opt batch={rows},height=48,width=32"
+    )
+
+
+def test_the_precision_that_fits_counts_a_picture_of_the_usual_size(picture_bundle: Path) -> None:
+    """Between what int8 and fp32 need lies a limit for which int8 is loaded."""
+    manifest = Bundle.open(picture_bundle).manifest
+    own = {
+        p: [a for a in manifest.artifacts if a.precision == p and a.dialect == "ort"]
+        for p in ("fp32", "int8")
+    }
+    needs = {p: sum_memory(manifest, graphs, 1, 16, widens_half=True) for p, graphs in own.items()}
+    assert 0 < needs["fp32"].activations == needs["int8"].activations
+    assert needs["int8"].total < needs["fp32"].total
+    limit = needs["fp32"].total - 1
+    with ImageGenerator.load(picture_bundle, backend="ort-cpu", memory_limit=limit) as model:
+        assert model.parts["unet"].artifact.precision == "int8"
+        assert len(model.generate(PROMPT, steps=1, seed=0)) == 1

@@ -302,12 +302,13 @@ def test_limits_of_memory_and_length(marian_bundle: Path) -> None:
         wanted = [result.token_ids for result in model.translate(texts)]
         row = model.decoder.count_bytes(1, 64) + model.encoder.count_context_bytes(1, 64)
         limit = model.decoder.budget.weight_bytes + row  # a row at a time, not eight
+        short = model.decoder.budget.weight_bytes + model.decoder.count_bytes(1, 16)
     with Translator.load(marian_bundle, memory_limit=limit) as model:
         assert [result.token_ids for result in model.translate(texts)] == wanted
         with pytest.raises(MemoryLimitError, match=r"MB of weights and .* for a cache of 64 x 40 tokens"):
             model.translate("hello", num_beams=64, max_new_tokens=40)
-        with pytest.raises(MemoryLimitError):
-            model.stream("hello", max_new_tokens=64)
+    with Translator.load(marian_bundle, memory_limit=short) as model, pytest.raises(MemoryLimitError):
+        model.stream("hello", max_new_tokens=64)
     with Translator.load(marian_bundle, max_length=8) as model:
         with pytest.raises(ContextLengthError, match="reads 8"):
             model.translate("Where is the nearest station?")

@@ -19,6 +19,7 @@ from planforge.exporter import export, prune, verify
 from planforge.exporter.bundle.evidence import record_proof
 from planforge.exporter.checkpoints.source import resolve_source
 from planforge.exporter.commands import prove as prove_command
+from planforge.exporter.commands.evidence_sides import Side
 from planforge.exporter.commands.evidence_tables import make_proof_tables
 from planforge.exporter.tensorrt.layers import Layer, PlanLayers, ProfileLayers
 from planforge.runtime.apps.check.selftest import selftest
@@ -31,7 +32,7 @@ from planforge.runtime.errors import BackendUnavailableError, BundleError
 
 from ....helpers.cli import error_line, planforge
 from ....helpers.paths import ROOT
-from .conftest import LABELS, draw_texts, make_scores, write_lines, write_table
+from .conftest import LABELS, draw_texts, make_proof, make_scores, write_lines, write_table
 
 
 @pytest.fixture
@@ -371,3 +372,22 @@ def test_the_layers_of_a_plan_are_kept(
 
     monkeypatch.setattr("planforge.exporter.tensorrt.layers.read_plan_layers", refuse)
     assert prove_command.add_layers(demo_bundle, proof) == (proof, "the layers were not measured: no GPU")
+
+
+@pytest.mark.parametrize(
+    ("asked", "precision", "backend", "is_of"),
+    [
+        ("int8", "int8", "ort-cpu", True),
+        ("int8", "w8a16", "ort-cuda", True),  # which is what int8 means on a GPU
+        ("int4", "w4a16", "tensorrt-rtx", True),
+        ("int8", "w8a16", "ort-cpu", False),
+        ("int8", "w4a16", "ort-cuda", False),
+        ("w8a16", "int8", "ort-cpu", False),
+        (None, "fp16", "ort-cuda", True),
+    ],
+)
+def test_a_side_has_evidence_of_its_precision(
+    asked: str | None, precision: str, backend: str, is_of: bool, demo_bundle: Path
+) -> None:
+    proof = make_proof([0, 1], [0, 1], artifact=f"encoder.ort.{precision}", backend=backend)
+    assert Side(Bundle.open(demo_bundle), asked).has_precision(proof) is is_of
