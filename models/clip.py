@@ -157,6 +157,19 @@ class Layer(nn.Module):
         return x + self.mlp(self.layer_norm2(x))  # type: ignore[no-any-return]
 
 
+class EndPooling(nn.Module):
+    """Reads a text's vector at its first end token."""
+
+    def __init__(self, end: int) -> None:
+        super().__init__()
+        self.end = end
+
+    def forward(self, states: Tensor, input_ids: Tensor) -> Tensor:
+        """Return (B, E) of states (B, T, E) and tokens (B, T)."""
+        ends = input_ids.int() if self.end == OLD_END else (input_ids == self.end).int()
+        return states[torch.arange(len(states)), ends.argmax(dim=-1)]
+
+
 class ClipText(nn.Module):
     """The text side: a causal Transformer, whose vector is read at the end token."""
 
@@ -168,6 +181,7 @@ class ClipText(nn.Module):
         self.position_embedding = nn.Embedding(config.max_position_embeddings, width)
         self.layers = nn.ModuleList(Layer(config) for _ in range(config.num_hidden_layers))
         self.final_layer_norm = nn.LayerNorm(width, config.layer_norm_eps)
+        self.pooling = EndPooling(config.eos_token_id)
         features = config.projection_dim
         self.projection = None if features is None else nn.Linear(width, features, bias=False)
 
@@ -182,14 +196,8 @@ class ClipText(nn.Module):
 
     def embed(self, input_ids: Tensor) -> Tensor:
         """Return the vectors (B, F) of texts, not of unit length; without a projection F is E."""
-        states = self(input_ids)
-        vectors = states[torch.arange(len(states)), self.find_end(input_ids)]
+        vectors = self.pooling(self(input_ids), input_ids)
         return vectors if self.projection is None else self.projection(vectors)  # type: ignore[no-any-return]
-
-    def find_end(self, input_ids: Tensor) -> Tensor:
-        """Return the position (B,) of each text's first end token."""
-        end = self.config.eos_token_id
-        return (input_ids.int() if end == OLD_END else (input_ids == end).int()).argmax(dim=-1)
 
 
 class ClipVision(nn.Module):
@@ -234,3 +242,6 @@ class Clip(nn.Module):
         texts = F.normalize(self.text.embed(input_ids), dim=-1)
         pictures = F.normalize(self.vision(pixels), dim=-1)
         return self.logit_scale.exp() * pictures @ texts.T
+
+    def tie_weights(self) -> None:
+        """Do nothing: no weight is shared."""

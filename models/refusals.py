@@ -40,6 +40,7 @@ OTHER_THAN_TEXT = {
     "text and something else": ("text_config",),
     "two models in one": ("encoder", "decoder"),
 }
+WITH_IMAGES = ("clip",)  # model types that have a model here though they read more than text
 # Files next to config.json that older tools wrote of the quantization, and what they call the method.
 QUANTIZED_FILES = {"quantize_config.json": "gptq", "quant_config.json": "awq"}
 
@@ -87,7 +88,7 @@ def refuse_kind(folder: Path | str, config: Json, with_optimum: bool = False) ->
     kind = config.get("model_type", "the model")
     if (experts := find_experts(config)) and not (with_optimum and kind in MIXTURES_OF_OPTIMUM):
         raise ValueError(f"{folder}: {kind} is a mixture of experts ({experts}), {explain_mixture(kind)}")
-    for what, settings in OTHER_THAN_TEXT.items():
+    for what, settings in () if kind in WITH_IMAGES else OTHER_THAN_TEXT.items():
         if told_by := next((name for name in settings if name in config), None):
             raise ValueError(
                 f"{folder}: {kind} is a model of {what} ({told_by} in config.json), and only models of text"

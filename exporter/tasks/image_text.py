@@ -56,7 +56,7 @@ def choose(
     return CaseSet(
         texts=found,
         cases=tuple(
-            make_case(name, graph, measure, numbers)
+            make_case(name, graph, measure, numbers, defaults.max_length)
             for graph, (measure, every) in groups.items()
             for name, numbers in (("one", every[:1]), (f"a batch of {len(every)}", every))
         ),
@@ -67,13 +67,15 @@ def choose(
         left_out=() if level is FULL else (f"texts beyond {most}",) if most < MOST_TEXTS else (),
         calibration=(*others, *list_pictures(seed + 1000, CALIBRATED, defaults.size)),
         few=tuple(
-            make_case("a few", graph, measure, every[:FEW]) for graph, (measure, every) in groups.items()
+            make_case("a few", graph, measure, every[:FEW], defaults.max_length)
+            for graph, (measure, every) in groups.items()
         ),
         replays=tuple(
-            make_case("a few", graph, measure, every[:FEW]) for graph, (measure, every) in groups.items()
+            make_case("a few", graph, measure, every[:FEW], defaults.max_length)
+            for graph, (measure, every) in groups.items()
         ),
         ranges=tuple(
-            make_case("ranges of", graph, measure, every[: 2 * FEW])
+            make_case("ranges of", graph, measure, every[: 2 * FEW], defaults.max_length)
             for graph, (measure, every) in groups.items()
         ),
     )
@@ -91,7 +93,9 @@ def list_pictures(seed: int, count: int, size: int) -> list[Text]:
     ]
 
 
-def make_case(name: str, graph: str, measure: Measure, numbers: Sequence[int]) -> Case:
-    """Return a case that reads some texts, or pictures, at once."""
-    what = "texts" if graph == "text_encoder" else "pictures"
-    return Case(f"{name}, {what}", graph, tuple(Row(number, (1,)) for number in numbers), (measure,), "once")
+def make_case(name: str, graph: str, measure: Measure, numbers: Sequence[int], whole: int) -> Case:
+    """Return a case that reads some texts, of `whole` tokens each, or pictures at once."""
+    is_text = graph == "text_encoder"
+    ends = (whole if is_text else 1,)
+    rows = tuple(Row(number, ends) for number in numbers)
+    return Case(f"{name}, {'texts' if is_text else 'pictures'}", graph, rows, (measure,), "once")

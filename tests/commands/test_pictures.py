@@ -13,6 +13,7 @@ import PIL.Image
 import pytest
 
 from planforge.runtime.images.image_generator import ImageGenerator
+from planforge.runtime.images.image_text_encoder import ImageTextEncoder
 
 from ..helpers.cli import error_line, planforge
 
@@ -105,3 +106,23 @@ def test_selftest_and_inspect(picture_bundle: Path) -> None:
     assert "from noise of 8 x 8" in done.stdout
     shown = planforge("inspect", picture_bundle)
     assert "image-generation" in shown.stdout
+
+
+def test_a_picture_is_compared_with_texts(clip_bundle: Path, tmp_path: Path) -> None:
+    path = tmp_path / "x.png"
+    PIL.Image.fromarray(np.arange(40 * 50 * 3, dtype=np.uint8).reshape(40, 50, 3)).save(path)
+    texts = ["a red one", "a blue two", "the number"]
+    with ImageTextEncoder.load(clip_bundle) as model:
+        wanted = model.classify(path, texts, template="{}")[0]
+    lines = planforge("run", clip_bundle, *texts, "--image", path).stdout.splitlines()
+    assert lines == [f"{share:.4f}  {text}" for text, share in wanted.items()]
+    told = [
+        json.loads(line)
+        for line in planforge("run", clip_bundle, *texts, "--image", path, "--json").stdout.splitlines()
+    ]
+    assert [line["text"] for line in told] == list(wanted)
+    assert sum(line["probability"] for line in told) == pytest.approx(1)
+    assert "add --image FILE" in error_line("run", clip_bundle, *texts)
+    assert "give two or more texts" in error_line("run", clip_bundle, "one", "--image", path)
+    assert "compares a picture with texts" in error_line("bench", clip_bundle)
+    assert planforge("selftest", clip_bundle).returncode == 0

@@ -57,7 +57,7 @@ TEXT: dict[str, Any] = {
 }
 VISION: dict[str, Any] = {
     "hidden_size": 32,
-    "intermediate_size": 48,
+    "intermediate_size": 64,
     "num_hidden_layers": 2,
     "num_attention_heads": 4,
     "image_size": 30,

@@ -31,7 +31,7 @@ def test_the_settings_of_texts_and_pictures(tmp_path: Path) -> None:
     assert (found.shortest, found.size, found.resample, found.max_length) == (34, 30, 3, 16)
     assert found.mean[0] == pytest.approx(0.48145466)
     assert found.std[2] == pytest.approx(0.27577711)
-    assert found.scale == pytest.approx(math.exp(float(model.logit_scale)))
+    assert found.scale == pytest.approx(math.exp(model.logit_scale.item()))
 
 
 @pytest.mark.parametrize(
@@ -43,7 +43,7 @@ def test_the_settings_of_texts_and_pictures(tmp_path: Path) -> None:
 )
 def test_both_forms_of_sizes(tmp_path: Path, sizes: dict[str, Any]) -> None:
     save_clip(tmp_path)
-    edit_json(tmp_path / SETTINGS, lambda value: value.update(sizes))
+    edit_json(tmp_path / SETTINGS, **sizes)
     found = read(tmp_path).likeness
     assert found is not None and (found.shortest, found.size) == (34, 30)
 
@@ -79,7 +79,7 @@ def test_settings_inside_a_processors_file(tmp_path: Path) -> None:
 )
 def test_what_is_not_supported_is_named(tmp_path: Path, settings: dict[str, Any], message: str) -> None:
     save_clip(tmp_path)
-    edit_json(tmp_path / SETTINGS, lambda value: value.update(settings))
+    edit_json(tmp_path / SETTINGS, **settings)
     with pytest.raises(CheckpointError, match=message):
         read(tmp_path)
 

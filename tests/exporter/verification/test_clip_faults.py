@@ -33,7 +33,7 @@ def text_faults() -> list[Fault]:
         Fault("scores 10 % larger", scale_factor(f"{TEXT}.self_attn"), f"{TEXT}.self_attn", ("Mul",)),
         Fault("epsilon 1e-2", epsilon(f"{TEXT}.layer_norm1", 1e-2), f"{TEXT}.layer_norm1", NORM),
         Fault("the future is seen", seen_future, "text.layers.0.self_attn", ("Add",)),
-        Fault("the last end token", early_end, "text", ("ArgMax",)),
+        Fault("the last end token", early_end, "text.pooling", ("ArgMax",)),
     ]
 
 

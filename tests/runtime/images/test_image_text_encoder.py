@@ -20,7 +20,7 @@ from planforge.runtime.images.image_text_encoder import ImageTextEncoder, read_p
 from ...helpers.diffusion import make_image_processor
 
 TEXTS = ["a red one", "the number two in blue", "", "one " * 40]
-SIZES = [(41, 67), (67, 41), (34, 34), (30, 200), (500, 333), (3, 5)]  # height, width
+SIZES = [(41, 67), (67, 41), (34, 34), (30, 200), (500, 333), (7, 9)]  # height, width
 VECTOR = 1e-5
 LOGIT = 1e-3
 
