@@ -84,8 +84,7 @@ class Checkpoint:
         if found.pipeline is not None:
             self.images = self.read_images(found.pipeline)
         if self.traits.compares_images:
-            size = self.config.vision.image_size
-            self.likeness = read_likeness(self.folder, self.read_prompts(), size)
+            self.likeness = read_likeness(self.folder, self.read_prompts(), self.config)
 
     def choose_length(self, asked: int | None, context: int) -> int:
         """Return the length asked for, else the model's context, or the cut of sentence-transformers."""

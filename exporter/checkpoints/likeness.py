@@ -21,17 +21,18 @@ STD = (0.26862954, 0.26130258, 0.27577711)
 STEPS = ("do_resize", "do_center_crop", "do_rescale", "do_normalize")
 
 
-def read_likeness(folder: Path, prompts: PromptDefaults, image_size: int) -> LikenessDefaults:
+def read_likeness(folder: Path, prompts: PromptDefaults, config: Any) -> LikenessDefaults:
     """Return how texts and pictures are read, and the scale of their likeness.
 
     Args:
         folder: the checkpoint's.
         prompts: how texts are read.
-        image_size: height and width of what the model's picture side reads.
+        config: a `ClipConfig`.
 
     Raises:
         CheckpointError: a file is missing or damaged, or sets what is not supported; names both.
     """
+    image_size = config.vision.image_size
     path, settings = read_settings(folder)
     for name in STEPS:
         if settings.get(name, True) is not True:

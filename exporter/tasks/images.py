@@ -17,7 +17,7 @@ from ...runtime.apps.check.case import Case, CaseSet, Denoising, Known, Measure,
 from ...runtime.apps.check.files import choose_evenly
 from ...runtime.apps.check.metrics import FieldMetrics, PathMetrics, VectorMetrics
 from ...runtime.bundle.bundle import Bundle
-from ...runtime.bundle.image_defaults import ImageDefaults
+from ...runtime.bundle.image_defaults import ImageDefaults, PromptDefaults
 from ...runtime.images.prompt import encode_prompt
 from ...runtime.images.scheduler_config import SchedulerConfig
 from ...runtime.images.schedulers import make_scheduler
@@ -107,7 +107,7 @@ def cut_prompts(texts: Sequence[str]) -> list[str]:
     return list(dict.fromkeys(prompts)) or [""]
 
 
-def sample_prompts(random: np.random.Generator, defaults: ImageDefaults, vocab_size: int) -> list[Text]:
+def sample_prompts(random: np.random.Generator, defaults: PromptDefaults, vocab_size: int) -> list[Text]:
     """Return prompts of random tokens, which no text would give."""
     inside = defaults.max_length - 2
     return [

@@ -25,7 +25,7 @@ from .pictures import Float32, GivenPicture, import_pillow, open_picture
 from .prompt import encode_prompt
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
+    from typing_extensions import Self, TypeIs
 
 log = logging.getLogger("planforge")
 
@@ -108,7 +108,7 @@ class ImageTextEncoder(Model):
             DataError: a file is no picture.
         """
         if is_picture(images):
-            return self.embed_images([images])[0]  # type: ignore[no-any-return, list-item]
+            return self.embed_images([images])[0]  # type: ignore[no-any-return]
         return self._run("image_encoder", "pixels", (read_pixels(one, self.defaults) for one in images))
 
     def compare(self, images: GivenPicture | Iterable[GivenPicture], texts: str | Iterable[str]) -> Float32:
@@ -165,6 +165,7 @@ class ImageTextEncoder(Model):
         part = self.parts[graph]
         (output,) = part.artifact.outputs
         features = output.axes[1]
+        assert isinstance(features, int)
         vectors = [np.empty((0, features), np.float32)]
         while batch := list(islice(items, part.artifact.axis("batch").max)):
             vectors.append(part.run({role: np.stack(batch)})[output.role])
@@ -173,7 +174,7 @@ class ImageTextEncoder(Model):
         return unit
 
 
-def is_picture(images: Any) -> bool:
+def is_picture(images: Any) -> TypeIs[GivenPicture]:
     """Tell whether it is a single picture."""
     return (
         isinstance(images, str | bytes | np.ndarray)
@@ -187,7 +188,7 @@ def read_pixels(picture: GivenPicture, defaults: LikenessDefaults) -> Float32:
     image = open_picture(picture)
     width, height = image.size
     shorter = min(width, height)
-    sizes = tuple(int(defaults.shortest * side / shorter) for side in (width, height))
+    sizes = int(defaults.shortest * width / shorter), int(defaults.shortest * height / shorter)
     image = image.resize(sizes, resample=import_pillow().Resampling(defaults.resample))
     left, top = ((side - defaults.size) // 2 for side in sizes)
     image = image.crop((left, top, left + defaults.size, top + defaults.size))

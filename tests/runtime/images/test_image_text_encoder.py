@@ -29,7 +29,8 @@ def make_picture(height: int, width: int) -> npt.NDArray[np.uint8]:
     """Return noise on a slope, whose every row and column differs."""
     random = np.random.default_rng(height * 1000 + width)
     slope = np.add.outer(np.arange(height) * 3, np.arange(width))[:, :, None] * np.array([1, 2, 5])
-    return ((slope + random.integers(0, 40, (height, width, 3))) % 256).astype(np.uint8)
+    pixels: npt.NDArray[np.uint8] = ((slope + random.integers(0, 40, slope.shape)) % 256).astype(np.uint8)
+    return pixels
 
 
 @pytest.fixture(scope="module")
@@ -92,7 +93,7 @@ def test_a_picture_may_be_a_file_bytes_or_pillows(
     path = tmp_path / "x.png"
     image = PIL.Image.fromarray(pictures[0])
     image.save(path)
-    given = [pictures[0], image, path, str(path), path.read_bytes()]
+    given: list[Any] = [pictures[0], image, path, str(path), path.read_bytes()]
     vectors = model.embed_images(given)
     assert all(np.array_equal(model.embed_images(one), model.embed_images(given[0])) for one in given)
     np.testing.assert_allclose(vectors, vectors[[0] * 5], rtol=0, atol=VECTOR)
