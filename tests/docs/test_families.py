@@ -15,6 +15,7 @@ from ..helpers.paths import ROOT
 NATIVE = {
     "bert": "BERT",
     "camembert": "CamemBERT",
+    "clip": "CLIP",
     "distilbert": "DistilBERT",
     "exaone4": "EXAONE 4",
     "gemma": "Gemma",
