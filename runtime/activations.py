@@ -73,7 +73,7 @@ def find_size(config: Mapping[str, Any], names: Sequence[str]) -> int:
 
 @dataclass(frozen=True)
 class PictureBatch:
-    """What is made by one call.
+    """Describes what one call makes.
 
     Attributes:
         count: of pictures.

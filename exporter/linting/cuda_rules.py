@@ -65,7 +65,7 @@ def list_without_kernel(model: LintModel) -> Iterator[tuple[ir.Node, str, str]]:
 
 @dataclass(frozen=True)
 class Placement:
-    """How many nodes of a graph run where, without those that are computed when it is loaded.
+    """Counts how many nodes of a graph run where, without those that are computed when it is loaded.
 
     Attributes:
         gpu: on the GPU.

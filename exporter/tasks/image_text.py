@@ -53,11 +53,16 @@ def choose(
     }
     rest = [prompt for prompt in prompts if prompt not in chosen] or prompts
     others = [Text(encode_prompt(tokenizer, defaults, prompt).ids) for prompt in rest[:CALIBRATED]]
+
+    def make(name: str, graph: str, numbers: Sequence[int]) -> Case:
+        return make_case(name, graph, groups[graph][0], numbers, defaults.max_length)
+
+    few = tuple(make("a few", graph, every[:FEW]) for graph, (_, every) in groups.items())
     return CaseSet(
         texts=found,
         cases=tuple(
-            make_case(name, graph, measure, numbers, defaults.max_length)
-            for graph, (measure, every) in groups.items()
+            make(name, graph, numbers)
+            for graph, (_, every) in groups.items()
             for name, numbers in (("one", every[:1]), (f"a batch of {len(every)}", every))
         ),
         answers={
@@ -66,18 +71,9 @@ def choose(
         },
         left_out=() if level is FULL else (f"texts beyond {most}",) if most < MOST_TEXTS else (),
         calibration=(*others, *list_pictures(seed + 1000, CALIBRATED, defaults.size)),
-        few=tuple(
-            make_case("a few", graph, measure, every[:FEW], defaults.max_length)
-            for graph, (measure, every) in groups.items()
-        ),
-        replays=tuple(
-            make_case("a few", graph, measure, every[:FEW], defaults.max_length)
-            for graph, (measure, every) in groups.items()
-        ),
-        ranges=tuple(
-            make_case("ranges of", graph, measure, every[: 2 * FEW], defaults.max_length)
-            for graph, (measure, every) in groups.items()
-        ),
+        few=few,
+        replays=few,
+        ranges=tuple(make("ranges of", graph, every[: 2 * FEW]) for graph, (_, every) in groups.items()),
     )
 
 

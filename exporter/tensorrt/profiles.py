@@ -203,7 +203,8 @@ def read_sides(
         if pixels is None:
             continue
         own = artifact.axis(axis)
-        low, high = ratio * own.min, maxima.get(side) or ratio * own.max
+        low = ratio * own.min
+        high = maxima.get(side) or ratio * own.max
         if pixels % ratio or not low <= pixels <= high:
             raise BuildOptionError(
                 f"{option} {side}={pixels} must be a multiple of {ratio} from {low} to {high}"

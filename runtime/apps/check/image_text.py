@@ -5,34 +5,24 @@ F features of a vector
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 
 from ...backends.backend import Array
 from ...bundle.image_defaults import CHANNELS, LikenessDefaults
-from ...bundle.manifest import Artifact
 from ...images.noise import Generator
-from ...images.part import Part
-from .case import Case, CaseSet, Encoding, Noise
-from .images import see_all
-from .judge import Limits, Seen, compare_known
-from .outcome import Outcome
+from .case import Case, CaseSet, Noise
+from .images import PartsEngine, see_all
+from .judge import Seen
 
 
 @dataclass(frozen=True)
-class LikenessEngine:
-    """The graphs of both sides, by their names."""
+class LikenessEngine(PartsEngine):
+    """Runs the graphs of both sides."""
 
-    parts: Mapping[str, Part]
     defaults: LikenessDefaults
-    encoding: ClassVar[Encoding | None] = None
-
-    @property
-    def artifacts(self) -> Sequence[Artifact]:
-        return [part.artifact for part in self.parts.values()]
 
     def run(self, case_set: CaseSet, case: Case) -> Iterator[Seen]:
         part = self.parts[case.graph]
@@ -43,13 +33,6 @@ class LikenessEngine:
             fields = [make_pixels(text.noise, self.defaults.size) for text in texts if text.noise is not None]
             given = {"pixels": np.concatenate(fields)}
         return see_all(case_set, case, part.run(given))
-
-    def compare(self, case_set: CaseSet, cases: Sequence[Case], limits: Limits) -> Outcome:
-        return compare_known(self.run, case_set, cases, limits)
-
-    def close(self) -> None:
-        for part in self.parts.values():
-            part.close()
 
 
 def make_pixels(noise: Noise, size: int) -> Array:

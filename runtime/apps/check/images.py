@@ -5,6 +5,7 @@ T tokens, E text features, L channels of latents, H and W height and width of la
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
@@ -29,16 +30,33 @@ READS = {"vae_decoder": "latents", "vae_encoder": "pictures"}
 
 
 @dataclass(frozen=True)
-class ImageEngine:
-    """The graphs of a model of pictures, by their names; each reads what PyTorch gave, not another graph."""
+class PartsEngine(ABC):
+    """Base of engines whose graphs run by themselves; `parts` has them by their names."""
 
     parts: Mapping[str, Part]
-    defaults: ImageDefaults
     encoding: ClassVar[Encoding | None] = None
 
     @property
     def artifacts(self) -> Sequence[Artifact]:
         return [part.artifact for part in self.parts.values()]
+
+    @abstractmethod
+    def run(self, case_set: CaseSet, case: Case) -> Iterator[Seen]:
+        """Yield what a case's graph gave."""
+
+    def compare(self, case_set: CaseSet, cases: Sequence[Case], limits: Limits) -> Outcome:
+        return compare_known(self.run, case_set, cases, limits)
+
+    def close(self) -> None:
+        for part in self.parts.values():
+            part.close()
+
+
+@dataclass(frozen=True)
+class ImageEngine(PartsEngine):
+    """Runs the graphs of a model that makes pictures; each reads what PyTorch gave, not another graph."""
+
+    defaults: ImageDefaults
 
     def run(self, case_set: CaseSet, case: Case) -> Iterator[Seen]:
         part = self.parts[case.graph]
@@ -51,13 +69,6 @@ class ImageEngine:
         read = READS[case.graph]
         given = np.concatenate([case_set.answers[read][row.text].values for row in case.rows])
         return see_all(case_set, case, part.run({read: given}))
-
-    def compare(self, case_set: CaseSet, cases: Sequence[Case], limits: Limits) -> Outcome:
-        return compare_known(self.run, case_set, cases, limits)
-
-    def close(self) -> None:
-        for part in self.parts.values():
-            part.close()
 
 
 def see_all(case_set: CaseSet, case: Case, results: Mapping[str, Array]) -> Iterator[Seen]:

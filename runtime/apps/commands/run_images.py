@@ -7,8 +7,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from ...errors import InputError
 from ..stage_progress import CountedLine
 from .console import emit
@@ -63,19 +61,16 @@ def match(model: ImageTextEncoder, source: TextSource, image: Path | None, as_js
         model: compares them.
         source: the texts.
         image: the picture's file.
-        as_json: print JSON lines with text, probability and logit.
+        as_json: print JSON lines with text and probability.
     """
     if image is None:
         raise InputError("texts are compared with a picture: add --image FILE")
     texts = list(dict.fromkeys(read_prompts(source)))
     if len(texts) < 2:
         raise InputError("give two or more texts, of which those that fit the picture are told from others")
-    (logits,) = model.compare(image, texts)
-    powers = np.exp(logits - logits.max())
-    for number in np.argsort(-logits, kind="stable"):
-        text = texts[number]
-        probability = float(powers[number] / powers.sum())
-        described = {"text": text, "probability": probability, "logit": float(logits[number])}
+    (shares,) = model.classify(image, texts, template="{}")
+    for text, probability in shares.items():
+        described = {"text": text, "probability": probability}
         emit(json.dumps(described, ensure_ascii=False) if as_json else f"{probability:.4f}  {text}")
 
 

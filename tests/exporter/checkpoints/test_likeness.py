@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from safetensors.torch import load_file
 
 from planforge.exporter.checkpoints.checkpoint import Checkpoint
 from planforge.exporter.checkpoints.source import Source
@@ -82,8 +81,3 @@ def test_what_is_not_supported_is_named(tmp_path: Path, settings: dict[str, Any]
     edit_json(tmp_path / SETTINGS, **settings)
     with pytest.raises(CheckpointError, match=message):
         read(tmp_path)
-
-
-def test_only_the_scale_is_read_of_the_weights(tmp_path: Path) -> None:
-    save_clip(tmp_path)
-    assert "logit_scale" in load_file(tmp_path / "model.safetensors")
