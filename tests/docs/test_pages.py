@@ -13,6 +13,7 @@ from io import StringIO
 from pathlib import Path
 from typing import Any
 
+import PIL.Image
 import pytest
 
 from planforge.exporter import package
@@ -59,6 +60,7 @@ PRINTED = {
     "reuse_prompt=": r"(?s)^0 .*\n[1-9]\d* \d+ \d+ ",
     ".stream(": r"(length|stop|eos) \d+",
     "seed=7": r"^\(32, 32, 3\) 7$",
+    "embed_images(": r"^\(1, \d+\) \{'cat': 0\.\d+, 'dog': 0\.\d+\}",
 }
 TASKS = ("embed", "features", "classify", "rank", "next_sentence", "fill_mask", "tag", "answer")
 METHODS = ("generate", "stream", "chat", "translate", "iterate", "align")
@@ -73,6 +75,7 @@ def folder(
     dates_bundle: Path,
     llama_demo_bundle: Path,
     picture_bundle: Path,
+    clip_bundle: Path,
     exported: Path,
 ) -> Path:
     """A folder as the pages have it: build/minilm, build/transformer-demo, build/t5, one for each head."""
@@ -86,6 +89,8 @@ def folder(
     (build / "transformer-demo").symlink_to(dates_bundle)
     (build / "llama-demo").symlink_to(llama_demo_bundle)
     (build / "sd").symlink_to(picture_bundle)
+    (build / "clip").symlink_to(clip_bundle)
+    PIL.Image.new("RGB", (90, 60), "orange").save(folder / "photo.jpg")
     graphs = shutil.copytree(exported / "t5.onnx", folder / "t5")
     import_folder(graphs, build / "t5", precision="fp32", target="cpu", verify=False)
     for name, tiny in BUNDLES.items():
