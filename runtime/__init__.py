@@ -26,6 +26,7 @@ from .errors import (
 from .load import load
 
 if TYPE_CHECKING:
+    from .asynchronous.image_generator import AsyncImageGenerator
     from .asynchronous.text_encoder import AsyncTextEncoder
     from .asynchronous.text_generator import AsyncTextGenerator, AsyncTextStream
     from .asynchronous.translator import AsyncTranslator
@@ -81,6 +82,7 @@ __all__ = [
     "Answer",
     "AnswerOptions",
     "Answers",
+    "AsyncImageGenerator",
     "AsyncTextEncoder",
     "AsyncTextGenerator",
     "AsyncTextStream",
@@ -155,6 +157,7 @@ __all__ = [
 
 # Each task's module is imported when one of its names is asked for; load() takes what a bundle needs.
 MODULES = {
+    "AsyncImageGenerator": "asynchronous.image_generator",
     "AsyncTextEncoder": "asynchronous.text_encoder",
     **dict.fromkeys(("AsyncTextGenerator", "AsyncTextStream"), "asynchronous.text_generator"),
     "AsyncTranslator": "asynchronous.translator",

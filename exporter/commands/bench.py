@@ -39,7 +39,12 @@ def bench(
     new_tokens: Annotated[
         int | None, make_option("Tokens to generate; end tokens are ignored.", show_default="64")
     ] = None,
-    batch: Annotated[int, make_option("Texts per call.", show_default=True)] = 1,
+    batch: Annotated[int, make_option("Texts per call, or pictures.", show_default=True)] = 1,
+    steps: Annotated[int | None, make_option("Steps of each picture.", show_default="4")] = None,
+    height: Annotated[
+        int | None, make_option("Of pictures, in pixels.", show_default="the model's own")
+    ] = None,
+    width: Annotated[int | None, make_option("Likewise.", show_default="the model's own")] = None,
     output: Annotated[Path | None, make_option("Write JSON to a file.", "--output", "-o")] = None,
     plot: Annotated[
         Path | None, make_option(r"Draw the result to a picture file; needs planforge\[plot].")
@@ -72,6 +77,9 @@ def bench(
             prompt_tokens=prompt_tokens,
             new_tokens=new_tokens,
             batch=batch,
+            steps=steps,
+            height=height,
+            width=width,
             memory_limit=read_max_memory(max_memory),
             progress=progress,
         )
@@ -101,9 +109,8 @@ def make_bench_tables(result: BenchResult, chosen: Case | None) -> list[Renderab
 
     where = result.environment
     first = result.cases[0]
-    generated = f" and {first.new_tokens} new ones" if first.new_tokens else ""
-    title = f"{first.prompt} tokens{generated}, batch {first.batch}, on {first.backend}"
-    rows = [make_row(case) for case in result.cases]
+    title = f"{first.amount}, batch {first.batch}, on {first.backend}"
+    rows = [make_picture_row(case) if case.steps else make_row(case) for case in result.cases]
     columns = [name for name in rows[0] if any(row[name] for row in rows)]
     numbers = [name for name in columns if name not in ("precision", "verified")]
     figures = FittingTable(title, columns, [[row[name] for name in columns] for row in rows], numbers)
@@ -149,6 +156,20 @@ def describe_graphs(case: Case) -> str:
     if case.nodes is None or not case.nodes["captured"]:
         return ""
     return f"{case.precision} {case.nodes['captured']} ({case.nodes['captured_bytes'] / 1e6:.1f} MB)"
+
+
+def make_picture_row(case: Case) -> dict[str, str]:
+    """Return the figures of a case of pictures, as `make_row`."""
+    others = make_row(case)
+    between = case.inter_token_ms
+    figures = {
+        "precision": case.precision,
+        "s/step": "" if between is None else f"{between['p50'] / 1e3:.3f}",
+        "its p99": "" if between is None else f"{between['p99'] / 1e3:.3f}",
+        "s/picture": f"{case.latency_ms['p50'] / 1e3 / case.batch:.3f}",
+        "spread": others["spread"],
+    }
+    return figures | {name: others[name] for name in ("on CPU", "load ms", "peak MB", "verified")}
 
 
 def make_row(case: Case) -> dict[str, str]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import secrets
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -21,15 +21,17 @@ from ..bundle.bundle import Bundle
 from ..bundle.image_defaults import ImageDefaults
 from ..errors import InputError, ManifestError
 from ..memory_budget import MemoryBudget
-from ..model import Model
 from ..opening import choose_artifacts, choose_length, list_tokenizer_files, open_programs, weigh
 from ..option_checks import check_options, check_whole
+from ..scheduling.batched_model import QUEUE_SIZE, BatchedModel
+from ..scheduling.batcher import Batcher, BatchSettings, IsWanted, PendingResults
+from ..scheduling.worker import find_deadline
 from ..text.tokenizer import Tokenizer
 from .denoise import denoise, predict
 from .denoising import Scheduler
 from .memory import PictureBudget
 from .noise import Generator
-from .options import ImageOptions
+from .options import MAX_PICTURES, ImageOptions
 from .part import Part
 from .pictures import Float32, Picture, make_pixels, read_picture
 from .prompt import PromptTokens, encode_prompt
@@ -43,7 +45,6 @@ log = logging.getLogger("planforge")
 
 GRAPHS = ("unet", "text_encoder", "vae_decoder")  # that every picture needs
 ENCODER = "vae_encoder"  # that another picture is read by
-MAX_PICTURES = 64  # of one call
 
 
 @dataclass(frozen=True)
@@ -65,9 +66,9 @@ class Step:
     preview: Callable[[], list[Picture]]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Request:
-    """The checked options of one call, with defaults filled in."""
+    """The checked options of one call, with defaults filled in; no other call has an equal one."""
 
     prompts: list[str]
     negative_prompts: list[str]
@@ -80,7 +81,7 @@ class Request:
     on_step: Callable[[Step], object] | None
 
 
-class ImageGenerator(Model):
+class ImageGenerator(BatchedModel):
     """A model of pictures of a bundle, ready to make them. Make one with `ImageGenerator.load`.
 
     The same seed gives the picture that diffusers makes on a CPU, but for rounding. Safe to use from several
@@ -88,6 +89,7 @@ class ImageGenerator(Model):
     """
 
     task = "image-generation"
+    _TURN_TOKENS = MAX_PICTURES
 
     def __init__(
         self,
@@ -104,6 +106,9 @@ class ImageGenerator(Model):
         self.max_length = defaults.max_length
         self.scheduler = SchedulerConfig.from_json(defaults.scheduler)
         self._open_encoder = open_encoder
+        # The pictures of a request cost nothing: none waits for a turn of its own, as their noise is one.
+        settings = BatchSettings(queue_size=QUEUE_SIZE, turn=MAX_PICTURES)
+        self._batcher: Batcher[int, Picture, Picture] = Batcher(self._run_request, lambda _: 0, settings)
 
     @classmethod
     def _open(cls, bundle: Bundle, engine: Backend, request: LoadRequest) -> Self:
@@ -142,7 +147,8 @@ class ImageGenerator(Model):
 
     def _close(self) -> None:
         for part in self.parts.values():
-            part.close()
+            part.close()  # what runs ends with the step that it is at
+        self._batcher.close()
 
     def open_parts(self) -> Mapping[str, Part]:
         """Return all graphs by their names, and open the one that reads pictures, which few calls need."""
@@ -169,7 +175,46 @@ class ImageGenerator(Model):
         if not request.prompts:
             return []
         with self._memory.reserve(self._size(request)):
-            return self._make(request)
+            return self._make(request, lambda: True)
+
+    def submit(
+        self,
+        prompt: str | Iterable[str],
+        *,
+        client: str = "",
+        timeout: float | None = None,
+        **options: Unpack[ImageOptions],
+    ) -> PendingResults[Picture]:
+        """Let the engine make pictures when the requests of other callers had their turns; return at once.
+
+        Options are checked, and another picture is read, in the caller's thread; the engine runs in one of
+        its own, which calls `on_step` too. `Future.cancel` ends a request behind the step that runs.
+
+        Args:
+            prompt: as `generate`'s.
+            client: whose request it is: where requests wait, clients take turns.
+            timeout: seconds after which a request that is not complete fails with a DeadlineError.
+            **options: as `generate`'s.
+
+        Returns:
+            What `generate` returns, when it is there.
+
+        Raises:
+            InputError: as `generate`.
+            DataError: likewise.
+            QueueFullError: too many requests wait.
+        """
+        request = self._check(prompt, options)
+        parts = range(len(request.prompts))
+        return self._batcher.submit(request, parts, client=client, deadline=find_deadline(timeout))
+
+    def _run_request(
+        self, request: Request, parts: Sequence[int], is_wanted: IsWanted
+    ) -> Iterator[Mapping[int, Picture]]:
+        """Yield the pictures of a request, all of them together; none where nobody waits any more."""
+        del parts
+        with self._memory.reserve(self._size(request)):
+            yield dict(enumerate(self._make(request, lambda: is_wanted(0))))
 
     def _size(self, request: Request) -> PictureBatch:
         """Return what a request makes."""
@@ -183,8 +228,8 @@ class ImageGenerator(Model):
             reads_picture=request.begin is not None,
         )
 
-    def _make(self, request: Request) -> list[Picture]:
-        """Return the pictures of a request."""
+    def _make(self, request: Request, goes_on: Callable[[], bool]) -> list[Picture]:
+        """Return the pictures of a request; none if it does not go on behind one of the steps."""
         tokens = [self._encode_prompt(text) for text in (*request.negative_prompts, *request.prompts)]
         dropped = [one.dropped for one in tokens[len(request.negative_prompts) :]]
         text = self.encode_tokens(np.array([one.ids for one in tokens], np.int64))
@@ -210,6 +255,8 @@ class ImageGenerator(Model):
             if request.on_step is not None:
                 left = (time.monotonic() - started) / number * (count - number)
                 request.on_step(Step(number, count, left, latents, partial(finish, latents)))
+            if not goes_on():
+                return []
         return finish(latents)
 
     def _encode_prompt(self, text: str) -> PromptTokens:

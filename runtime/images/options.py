@@ -9,6 +9,8 @@ if TYPE_CHECKING:
     from .image_generator import Step
     from .pictures import GivenPicture
 
+MAX_PICTURES = 64  # of one call
+
 
 class ImageOptions(TypedDict, total=False):
     """The options of `ImageGenerator.generate`.

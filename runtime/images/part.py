@@ -6,11 +6,20 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from ..backends.backend import Array, GraphRunner
+from ..backends.backend import Array, GraphRunner, Program
+from ..bundle.manifest import Artifact
+from ..memory_budget import MemoryBudget
 
 
 class Part(GraphRunner):
-    """An opened graph, whose inputs and outputs are named by their roles; B is the first axis of all."""
+    """An opened graph, whose inputs and outputs are named by their roles; B is the first axis of all.
+
+    A GPU captures it for each size that comes again, as the steps of a picture do.
+    """
+
+    def __init__(self, program: Program, artifact: Artifact, budget: MemoryBudget | None = None) -> None:
+        super().__init__(program, artifact, budget)
+        self.step = program.bind({}, fixed=True)
 
     def run(self, values: Mapping[str, Array]) -> dict[str, Array]:
         """Return the outputs of inputs (B, ...), both by role; more rows than fit run in several batches."""
@@ -28,5 +37,5 @@ class Part(GraphRunner):
         """Return the outputs of a batch that fits."""
         given = {spec.name: values[spec.role] for spec in self.artifact.inputs}
         with self.turn():
-            results = self.program.run(given, {})
+            results = self.step(given)
         return {spec.role: results[spec.name] for spec in self.artifact.outputs}

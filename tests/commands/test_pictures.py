@@ -70,8 +70,6 @@ def test_what_cannot_be_is_one_line(picture_bundle: Path, arguments: tuple[str, 
     "arguments",
     [
         ("prove", "--data", "TABLE"),
-        ("bench",),
-        ("serve",),
         ("explain", "one"),
         ("batch", "--task", "embed", "--input", "TABLE", "-o", "out.tsv"),
         ("fit-head", "TABLE", "-o", "new"),
@@ -92,6 +90,27 @@ def test_what_is_for_texts_alone_names_commands_that_work(
     if command == "prove":  # the commands are the same in each line; selftest runs below
         assert planforge(*run, *FEW).returncode == 0
         assert read(tmp_path / "picture.png").shape == (32, 32, 3)
+
+
+def test_bench_counts_steps_and_pictures(picture_bundle: Path, tmp_path: Path) -> None:
+    settings = ("--steps", 2, "--height", 24, "--width", 40, "--batch", 2, "--precision", "fp32")
+    done = planforge(
+        "bench", picture_bundle, *settings, "-o", tmp_path / "x.json", "--plot", tmp_path / "x.png"
+    )
+    assert done.returncode == 0, done.stderr
+    assert "2 steps, batch 2, on ort-cpu" in done.stdout
+    assert "s/step" in done.stdout and "s/picture" in done.stdout and "tokens" not in done.stdout
+    (case,) = json.loads((tmp_path / "x.json").read_text(encoding="utf-8"))["cases"]
+    assert (case["steps"], case["new_tokens"], case["artifact"]) == (2, 0, "unet.ort.fp32")
+    assert case["inter_token_ms"]["p50"] < case["latency_ms"]["p50"]
+    assert case["tokens_per_s"] == pytest.approx(2 * case["texts_per_s"], rel=0.01)
+    assert read(tmp_path / "x.png").ndim == 3
+    for option, words in (
+        (("--new-tokens", 3), "this bundle makes pictures; leave prompt_tokens and new_tokens out"),
+        (("--height", 25), "height=25 is not a multiple of 4"),
+        (("--batch", 65), "batch=65 must be from 1 to 64"),
+    ):
+        assert words in error_line("bench", picture_bundle, "--precision", "fp32", *option)
 
 
 def test_diff_sends_nobody_to_prove(picture_bundle: Path) -> None:
@@ -124,5 +143,6 @@ def test_a_picture_is_compared_with_texts(clip_bundle: Path, tmp_path: Path) -> 
     assert sum(line["probability"] for line in told) == pytest.approx(1)
     assert "add --image FILE" in error_line("run", clip_bundle, *texts)
     assert "give two or more texts" in error_line("run", clip_bundle, "one", "--image", path)
-    assert "compares a picture with texts" in error_line("bench", clip_bundle)
+    for command in ("bench", "serve"):
+        assert "compares a picture with texts" in error_line(command, clip_bundle)
     assert planforge("selftest", clip_bundle).returncode == 0

@@ -18,6 +18,7 @@ FIELDS = {
     "answers": {"Question": "where?", "Text": "The 😀bc tail"},
     "fill-mask": {"Text": "x [MASK] y [MASK]"},
     "translations": {"Text": "3 May", "Beams": "4"},
+    "images-generations": {"Text": "a red three"},
     "explanations": {"Text": "In the beginning", "Answer": " God", "Words to watch": " sea\n\n light"},
 }
 TABS = ["chat", "completions", *FIELDS]

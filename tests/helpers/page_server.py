@@ -17,7 +17,7 @@ PAGE = ROOT / "runtime" / "apps" / "server" / "page"
 EXPLANATIONS = ROOT / "runtime" / "apps" / "explain" / "page"  # at /explain/
 TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
 HEADERS = {
-    "Content-Security-Policy": "default-src 'self'; base-uri 'none'; form-action 'none'",
+    "Content-Security-Policy": "default-src 'self'; img-src 'self' data:; base-uri 'none'",
     "X-Content-Type-Options": "nosniff",
 }
 ENCODER = ["embeddings", "rerank", "classify", "tags", "answers", "fill-mask"]
@@ -26,6 +26,7 @@ MODELS: list[dict[str, Any]] = [
     {"id": "gpt2-demo", "capabilities": ["completions", "explanations"], "context_length": 256},
     {"id": "bert-demo", "capabilities": ENCODER, "mask_token": "[MASK]"},
     {"id": "transformer-demo", "capabilities": ["translations"], "alignments": True},
+    {"id": "sd-demo", "capabilities": ["images/generations", "images/edits"], "image_size": "32x32"},
 ]
 END = "end of the stream"
 CUT = "end of the connection"
@@ -38,7 +39,7 @@ class StandIn(ThreadingHTTPServer):
     Attributes:
         models: what /v1/models tells.
         pieces: what streams next: a piece of text, an event, `END` or `CUT`. A stream waits for each.
-        answers: what a route answers, by its path: a body, or (status, body).
+        answers: what a route answers, by its path: a body, (status, body), or a list of a stream's events.
         bodies: what was asked: (path, body) each.
         key: what a client must know, if anything.
         loading: models that are not loaded yet.
@@ -100,9 +101,13 @@ class Handler(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         self.server.bodies.append((self.path, body))
-        if self.path in self.server.answers:
-            self.answer(self.server.answers[self.path])
-        elif body.get("stream"):
+        answer = self.server.answers.get(self.path)
+        if isinstance(answer, list):
+            self.server.stream(*answer, END)
+        elif answer is not None:
+            self.answer(answer)
+            return
+        if body.get("stream"):
             self.send_stream(chat=self.path.startswith("/v1/chat"))
         else:
             self.answer((404, {"error": {"message": f"{self.path} has no answer here."}}))
@@ -129,7 +134,9 @@ class Handler(BaseHTTPRequestHandler):
                 text: dict[str, Any] = {"delta": {"content": piece}} if chat else {"text": piece}
                 piece = {"choices": [{"index": 0, **text, "finish_reason": None}]}
             self.send_event(json.dumps(piece))
-        if piece == END:
+        if piece == END and self.path.startswith("/v1/images"):
+            self.send_event("[DONE]")
+        elif piece == END:
             text = {"delta": {}} if chat else {"text": ""}
             self.send_event(json.dumps({"choices": [{"index": 0, **text, "finish_reason": "stop"}]}))
             self.send_event(json.dumps({"choices": [], "usage": {"completion_tokens": count}}))

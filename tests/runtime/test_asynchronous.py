@@ -9,13 +9,16 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
+import numpy as np
 import pytest
 
 from planforge.runtime import (
+    AsyncImageGenerator,
     AsyncTextEncoder,
     AsyncTextGenerator,
     AsyncTranslator,
     ClosedError,
+    ImageGenerator,
     InputError,
     TextGenerator,
     Translator,
@@ -264,6 +267,19 @@ def test_translations(marian_bundle: Path) -> None:
             one_by_one = await asyncio.gather(*(translator.translate(text, num_beams=2) for text in TEXTS))
             assert [result.text for result in one_by_one] == want
             assert [result.text for result in await translator.translate(TEXTS, num_beams=2)] == want
+
+    run(main())
+
+
+def test_pictures(picture_bundle: Path) -> None:
+    with ImageGenerator.load(picture_bundle) as model:
+        want = [model.generate("one", steps=2, seed=seed)[0].pixels for seed in range(3)]
+
+    async def main() -> None:
+        async with await AsyncImageGenerator.load(picture_bundle) as model:
+            asked = [model.generate("one", steps=2, seed=seed) for seed in range(3)]
+            for (picture,), pixels in zip(await asyncio.gather(*asked), want, strict=True):
+                assert np.array_equal(picture.pixels, pixels)
 
     run(main())
 

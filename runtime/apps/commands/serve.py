@@ -157,7 +157,7 @@ def serve(
 def name_bundles(arguments: list[str]) -> dict[str, Path]:
     """Return the folders by their names; refuse two of one name, and what is no bundle."""
     from ...bundle.bundle import Bundle
-    from ...tasks import refuse_pictures
+    from ...tasks import PICTURES, refuse_pictures
 
     folders: dict[str, Path] = {}
     for argument in arguments:
@@ -173,7 +173,8 @@ def name_bundles(arguments: list[str]) -> dict[str, Path]:
                 f" in other={folder}"
             )
         opened = Bundle.open(folder)  # what is wrong with it is said before the server listens
-        refuse_pictures(opened, "the server")
+        if opened.manifest.task != PICTURES:
+            refuse_pictures(opened, "the server")
         folders[name] = Path(folder)
     return folders
 

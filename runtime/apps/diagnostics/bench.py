@@ -8,7 +8,7 @@ import os
 import platform
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from datetime import datetime, timezone
@@ -23,9 +23,9 @@ from ...bundle.artifact import rank_exactness
 from ...bundle.bundle import Bundle
 from ...errors import InputError, MemoryLimitError
 from ...option_checks import check_whole
-from ...tasks import refuse_pictures
+from ...tasks import PICTURES, refuse_pictures
 from ..stage_progress import Notice
-from .bench_work import Work
+from .bench_work import SUBJECTS, Work
 from .child import Child
 from .machine import find_processor_name
 from .packages import find_package
@@ -47,11 +47,14 @@ class Case:
     gate_passed: bool  # whether every graph that ran was found equal to PyTorch's model
     batch: int  # texts in a call
     prompt: int  # tokens of each
-    new_tokens: int  # generated for each; 0 of an encoder
-    ttft_ms: float | None  # from the text to the first new token, median; None of an encoder
-    inter_token_ms: dict[str, float] | None  # "p50" and "p99" between two tokens of a row, if there are two
+    new_tokens: int  # generated for each; 0 of an encoder, and of pictures
+    # From the text to the first new token, or behind the first step of pictures, median; None of an encoder.
+    ttft_ms: float | None
+    # "p50" and "p99" between two tokens of a row, or two steps, if there are two.
+    inter_token_ms: dict[str, float] | None
     latency_ms: dict[str, float]  # "p50" and "p99" of whole calls
-    tokens_per_s: float  # new tokens of all rows over the whole call, median; of an encoder tokens read
+    # New tokens of all rows over the whole call, median; of an encoder tokens read, of pictures their steps.
+    tokens_per_s: float
     tokens_per_s_range: dict[str, float]  # "p25" and "p75" of the same over the rounds
     texts_per_s: float  # of all rows
     load_ms: float  # load() alone, whether or not its files were cached in memory
@@ -62,6 +65,14 @@ class Case:
     # Of that graph in ONNX Runtime on a GPU: its nodes by where they run, and its CUDA graphs after the
     # warm-up, as `Placement.to_json` counts them.
     nodes: dict[str, int] | None = None
+    steps: int = 0  # of each picture; 0 of models of text
+
+    @property
+    def amount(self) -> str:
+        """What a call has of each text or picture, in words."""
+        if self.steps:
+            return f"{self.steps} steps"
+        return f"{self.prompt} tokens" + (f" and {self.new_tokens} new ones" if self.new_tokens else "")
 
     @property
     def spread(self) -> float:
@@ -126,53 +137,85 @@ def bench(
     prompt_tokens: int | None = None,  # of each text; 32, or of an encoder 128, when None
     new_tokens: int | None = None,  # to generate for each; 64 when None
     batch: int = 1,
+    steps: int | None = None,  # of each picture; 4 when None
+    height: int | None = None,  # of pictures; the model's own size when None
+    width: int | None = None,
     memory_limit: int | None = None,
     progress: Callable[[str], None] = lambda line: None,
 ) -> BenchResult:
-    """Measure a bundle's precisions: generation, translation or embedding, by its task.
+    """Measure a bundle's precisions: generation, translation, embedding or pictures, by its task.
 
     Each has a process of its own, which stays loaded and warm; they take turns, so that what else the machine
     does meets all of them. Generation and translation are greedy, and no end token ends them. A call has
-    `batch` texts. A precision that needs more bytes than `memory_limit` is left out, with a `Notice` to
-    `progress`, which is called with a line when a stage begins too. Raises a MemoryLimitError where all do.
+    `batch` texts, or makes so many pictures of one. A precision that needs more bytes than `memory_limit` is
+    left out, with a `Notice` to `progress`, which is called with a line when a stage begins too. Raises a
+    MemoryLimitError where all do.
     """
     opened = Bundle.open(bundle)
-    refuse_pictures(opened, "bench")
+    sizes = {"steps": steps, "height": height, "width": width}
+    if opened.manifest.task not in SUBJECTS:
+        refuse_pictures(opened, "bench")
+    if opened.manifest.task != PICTURES:
+        refuse_sizes(sizes)
     check_whole("threads", threads, 1, os.cpu_count() or 1, optional=True, what="this machine's cores")
-    graph = "decoder" if any(a.graph == "decoder" for a in opened.manifest.artifacts) else "encoder"
+    graphs = {artifact.graph for artifact in opened.manifest.artifacts}
+    graph = next(name for name in ("decoder", "unet", "encoder") if name in graphs)
     known = [a.precision for a in opened.manifest.artifacts if a.graph == graph]
     chosen = list(dict.fromkeys(precisions or known))
     for precision in chosen:
         choose_artifact(opened, graph, precision)  # a wrong name is refused before anything is loaded
+    options = {"prompt_tokens": prompt_tokens, "new_tokens": new_tokens, "batch": batch, **sizes}
+    works = [
+        Work(str(bundle), backend, precision, threads, memory_limit=memory_limit, **options)  # type: ignore[arg-type]
+        for precision in chosen
+    ]
     used = choose_threads(threads)
-    block = np.ones(READ_BYTES // 8, np.int64)
-    read = 0.0
     with contextlib.ExitStack() as stack:
-        processes = []
-        refused = {}
-        for precision in chosen:
-            progress(f"loading {precision}")
-            work = Work(
-                str(bundle), backend, precision, threads, prompt_tokens, new_tokens, batch, memory_limit
-            )
-            try:
-                processes.append(stack.enter_context(contextlib.closing(Process(work))))
-            except MemoryLimitError as error:
-                refused[precision] = error
-        if not processes:
-            raise refused[chosen[0]]
-        for precision, reason in refused.items():
-            progress(Notice(f"{precision} is not measured: {reason}"))
-        for number in range(MAX_ROUNDS):
-            seconds = [sum(one["seconds"] for one in process.rounds) for process in processes]
-            if number >= ROUNDS and min(seconds) > SECONDS:
-                break
-            progress(f"measuring: round {number + 1}")
-            read = max(read, read_bandwidth(block, used.count))
-            for process in processes:
-                process.rounds.append(process.ask("go"))
+        processes = start_processes(stack, works, progress)
+        read = run_rounds(processes, used.count, progress)
     cases = tuple(make_case(opened, process, batch, read) for process in processes)
     return BenchResult(describe_machine(used, read), cases)
+
+
+def start_processes(
+    stack: contextlib.ExitStack, works: Sequence[Work], progress: Callable[[str], None]
+) -> list[Process]:
+    """Return a process for each precision that fits the memory; raise a MemoryLimitError where none does."""
+    processes = []
+    refused = {}
+    for work in works:
+        progress(f"loading {work.precision}")
+        try:
+            processes.append(stack.enter_context(contextlib.closing(Process(work))))
+        except MemoryLimitError as error:
+            refused[work.precision] = error
+    if not processes:
+        raise refused[works[0].precision]
+    for precision, reason in refused.items():
+        progress(Notice(f"{precision} is not measured: {reason}"))
+    return processes
+
+
+def run_rounds(processes: Sequence[Process], threads: int, progress: Callable[[str], None]) -> float:
+    """Let processes take turns until each has run long enough; return the memory's speed in bytes/s."""
+    block = np.ones(READ_BYTES // 8, np.int64)
+    read = 0.0
+    for number in range(MAX_ROUNDS):
+        seconds = [sum(one["seconds"] for one in process.rounds) for process in processes]
+        if number >= ROUNDS and min(seconds) > SECONDS:
+            break
+        progress(f"measuring: round {number + 1}")
+        read = max(read, read_bandwidth(block, threads))
+        for process in processes:
+            process.rounds.append(process.ask("go"))
+    return read
+
+
+def refuse_sizes(options: Mapping[str, int | None]) -> None:
+    """Refuse what is given of the options that are for pictures alone."""
+    for name, value in options.items():
+        if value is not None:
+            raise InputError(f"{name}={value} is for models that make pictures; leave it out", option=name)
 
 
 def make_case(bundle: Bundle, process: Process, batch: int, read: float) -> Case:
@@ -186,7 +229,7 @@ def make_case(bundle: Bundle, process: Process, batch: int, read: float) -> Case
     share = None
     if between is not None and facts["step_bytes"] is not None:
         share = round(facts["step_bytes"] / (between["p50"] / 1e3) / read, 3)
-    tokens = batch * (facts["new_tokens"] or facts["prompt"])
+    tokens = batch * (facts["steps"] or facts["new_tokens"] or facts["prompt"])
     low, high = np.percentile([tokens / value for value in seconds], (25, 75))
     peak = rounds[-1]["peak_rss_mb"]
     return Case(
@@ -207,6 +250,7 @@ def make_case(bundle: Bundle, process: Process, batch: int, read: float) -> Case
         peak_rss_mb=None if peak is None else round(peak, 1),
         bandwidth_share=share,
         nodes=facts["nodes"],
+        steps=facts["steps"],
     )
 
 

@@ -19,6 +19,7 @@ from ...bundle.bundle import Bundle
 from ...bundle.manifest import Artifact, Manifest
 from ...decoding.cache_shapes import count_cache_bytes
 from ...errors import InputError
+from ...images.options import MAX_PICTURES
 from ...load import load
 from .child import answer, serve_parent
 
@@ -26,12 +27,15 @@ if TYPE_CHECKING:
     from ...decoding.chunk import Chunk
     from ...encode.text_encoder import TextEncoder
     from ...generate.text_generator import TextGenerator
+    from ...images.image_generator import ImageGenerator
+    from ...images.options import ImageOptions
     from ...options import LoadOptions
     from ...translate.translator import Translator
 
 DECODER_PROMPT = 32
 ENCODER_PROMPT = 128
 NEW_TOKENS = 64
+STEPS = 4  # of a picture
 # Jane Austen, Pride and Prejudice.
 TEXT = """It is a truth universally acknowledged, that a single man in possession of a good fortune, must be
 in want of a wife. However little known the feelings or views of such a man may be on his first entering a
@@ -54,10 +58,19 @@ class Work:
     new_tokens: int | None = None
     batch: int = 1
     memory_limit: int | None = None
+    steps: int | None = None
+    height: int | None = None
+    width: int | None = None
 
 
 class Subject(ABC):
-    """A loaded model that can be timed, with so many tokens of each text and new ones for it."""
+    """A loaded model that can be timed, with so many tokens of each text and new ones for it.
+
+    Attributes:
+        steps: of each picture; 0 of models of text.
+    """
+
+    steps = 0
 
     def __init__(
         self, model: Any, artifacts: Sequence[Artifact], work: Work, lengths: tuple[int, int], most: int
@@ -71,7 +84,12 @@ class Subject(ABC):
                 f"batch={work.batch} must be from 1 to {most}, the bundle's largest (planforge export"
                 " --max-batch)"
             )
-        self.prompt = model.count_tokens(self.text(0))
+        self.prompt = self.count_prompt()
+
+    def count_prompt(self) -> int:
+        """Return how many tokens the model reads of a text."""
+        count: int = self.model.count_tokens(self.text(0))
+        return count
 
     def text(self, number: int) -> str:
         return make_passage(self.model.count_tokens, self.prompt, number)
@@ -160,10 +178,39 @@ class Embedding(Subject):
         return {"seconds": time.perf_counter() - started, "ttft_ms": None, "inter_token_ms": []}
 
 
+class Drawing(Subject):
+    """Pictures of a text; what a first step takes beyond the others is reading it."""
+
+    def __init__(self, model: ImageGenerator, work: Work) -> None:
+        if work.new_tokens is not None or work.prompt_tokens is not None:
+            raise InputError("this bundle makes pictures; leave prompt_tokens and new_tokens out")
+        self.steps = STEPS if work.steps is None else work.steps
+        self.options: ImageOptions = {"steps": self.steps, "height": work.height, "width": work.width}
+        graphs = ("unet", "text_encoder", "vae_decoder")
+        artifacts = [model.parts[graph].artifact for graph in graphs]
+        super().__init__(model, artifacts, work, (model.max_length, 0), MAX_PICTURES)
+
+    def count_prompt(self) -> int:
+        return self.prompt
+
+    def round(self, number: int) -> dict[str, Any]:
+        known: list[float] = []
+        started = time.perf_counter()
+        self.model.generate(
+            TEXT,
+            num_images=self.batch,
+            seed=number,
+            on_step=lambda _: known.append(time.perf_counter()),
+            **self.options,
+        )
+        return summarize_times(started, known, time.perf_counter())
+
+
 SUBJECTS: dict[str, Callable[[Any, Work], Subject]] = {
     "text-generation": Generating,
     "text-encoding": Embedding,
     "translation": Translating,
+    "image-generation": Drawing,
 }
 
 
@@ -238,6 +285,7 @@ def serve(work: Work) -> None:
                 "artifacts": [artifact.id for artifact in subject.artifacts],
                 "prompt": subject.prompt,
                 "new_tokens": subject.new_tokens,
+                "steps": subject.steps,
                 "load_ms": load_ms,
                 "step_bytes": count_step_bytes(opened.manifest, subject, work.batch),
                 "nodes": placement.to_json() if placement else None,

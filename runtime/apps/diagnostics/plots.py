@@ -52,9 +52,11 @@ def draw_bench(result: BenchResult, path: Path) -> None:
     A line at the end of a bar of speed goes from p25 to p75 of the rounds.
     """
     cases = result.cases
+    unit = "step" if cases[0].steps else "token"
+    speed = f"{unit}s/s"
     panels: list[tuple[str, Sequence[float | None]]] = [
-        ("tokens/s", [case.tokens_per_s for case in cases]),
-        ("first token, ms", [case.ttft_ms for case in cases]),
+        (speed, [case.tokens_per_s for case in cases]),
+        (f"first {unit}, ms", [case.ttft_ms for case in cases]),
         ("peak memory, MB", [case.peak_rss_mb for case in cases]),
     ]
     panels = [(title, values) for title, values in panels if None not in values]
@@ -64,7 +66,7 @@ def draw_bench(result: BenchResult, path: Path) -> None:
     for place, (title, values) in enumerate(panels, 1):
         axes = figure.add_subplot(1, len(panels), place)
         names = [case.precision for case in cases]
-        ranges = [below, above] if title == "tokens/s" else None
+        ranges = [below, above] if title == speed else None
         bars = axes.barh(names, [value or 0.0 for value in values], height=0.6, xerr=ranges, capsize=2)
         axes.bar_label(bars, fmt="{:.4g}", padding=3)
         axes.margins(x=0.25)
@@ -75,11 +77,8 @@ def draw_bench(result: BenchResult, path: Path) -> None:
         axes.spines[["top", "right", "bottom"]].set_visible(False)
     first = cases[0]
     where = result.environment
-    generated = f" + {first.new_tokens} new" if first.new_tokens else ""
-    figure.suptitle(
-        f"{where['cpu']}, {where['threads']} threads: {first.prompt}{generated} tokens, batch {first.batch}",
-        fontsize="small",
-    )
+    title = f"{where['cpu']}, {where['threads']} threads: {first.amount}, batch {first.batch}"
+    figure.suptitle(title, fontsize="small")
     save(figure, path)
 
 

@@ -31,7 +31,8 @@ SECURITY = (
     (b"x-content-type-options", b"nosniff"),
     (
         b"content-security-policy",
-        b"default-src 'self'; frame-ancestors 'none'; base-uri 'none'; form-action 'none'",
+        b"default-src 'self'; img-src 'self' data:; frame-ancestors 'none'; base-uri 'none';"
+        b" form-action 'none'",
     ),
     (b"referrer-policy", b"no-referrer"),
 )

@@ -285,6 +285,46 @@ class ExplanationAnswer(Record):
     other: str | None
 
 
+class ImageEntry(Record):
+    """A picture in base64, the seed that makes it again, and how many tokens of the prompt were dropped."""
+
+    b64_json: str
+    seed: int
+    dropped: int
+
+
+class ImagesAnswer(Record):
+    """The answer of routes that make pictures."""
+
+    created: int
+    data: list[ImageEntry]
+    output_format: str
+    size: str
+
+
+class ImageEvent(Record):
+    """An event of a stream: a step, a picture on its way, or a picture that is complete."""
+
+    type: Literal[
+        "image_generation.step",
+        "image_generation.partial_image",
+        "image_generation.completed",
+        "image_edit.step",
+        "image_edit.partial_image",
+        "image_edit.completed",
+    ]
+    created_at: int
+    step: int | UnsetType = UNSET
+    steps: int | UnsetType = UNSET
+    seconds_left: float | UnsetType = UNSET
+    b64_json: str | UnsetType = UNSET
+    size: str | UnsetType = UNSET
+    output_format: str | UnsetType = UNSET
+    partial_image_index: int | UnsetType = UNSET
+    seed: int | UnsetType = UNSET
+    dropped: int | UnsetType = UNSET
+
+
 class TokenizeAnswer(Record):
     """The answer of /tokenize."""
 
@@ -320,6 +360,7 @@ class ModelEntry(Record, tag_field="object", tag="model"):
     tools: bool | UnsetType = UNSET
     languages: list[str] | UnsetType = UNSET
     alignments: bool | UnsetType = UNSET
+    image_size: str | UnsetType = UNSET
 
 
 class ModelList(Record, tag_field="object", tag="list"):

@@ -109,7 +109,7 @@ def make_handler(endpoint: Endpoint, registry: Registry, readers: Readers) -> Ha
         began = time.perf_counter()
         served = None
         try:
-            data = await read_body(request, settings)
+            data = await read_body(request, settings, endpoint.takes_form)
             arrival = time.monotonic()
             latest = arrival + settings.timeout
             body = await read_parameters(request, data, endpoint.body, readers, latest)

@@ -32,6 +32,7 @@ INPUTS = (
     "content",
     "tokens",
     "candidate_labels",
+    "image",
 )
 MAX_LABELS = 256  # of a zero-shot request
 UNSUPPORTED = "this server does not support other values"

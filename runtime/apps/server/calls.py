@@ -22,6 +22,8 @@ from ...scheduling.steps import Steps, run_all
 from .bodies import Body
 from .decode_body import decode_body
 from .errors import ApiError
+from .form_data import MEDIA_TYPE as FORM
+from .form_data import decode_form
 from .json_text import JsonResponse
 from .readers import Job, Readers, WorkerPool
 from .registry import ServedModel
@@ -143,20 +145,18 @@ async def run_steps(
 async def read_parameters(
     request: Request, data: bytes, kind: type[B], readers: Readers, deadline: float
 ) -> B:
-    """Return the parameters of a request's body; a large one is decoded in another thread."""
+    """Return the parameters of a request's body; a large one of JSON is decoded in another thread."""
+    if find_media_type(request) == FORM:
+        return await decode_form(data, request.headers, kind)
     if len(data) <= SMALL:
         return decode_body(data, kind)
     job = Job(make_step(partial(decode_body, data, kind)), request.state.client)
     return await run_steps(request, job, readers.choose(len(data)), deadline)
 
 
-async def read_body(request: Request, settings: ServerSettings) -> bytes:
-    """Return a request's body; refuse one that is no JSON, too large, or comes too slowly."""
-    media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if media_type != "application/json":
-        # Pages of other origins can send other types without asking the server first.
-        reason = f"the Content-Type must be application/json, not {media_type!r:.80}"
-        raise ApiError(415, reason, code="not_json")
+async def read_body(request: Request, settings: ServerSettings, takes_form: bool) -> bytes:
+    """Return a request's body; refuse one of a wrong type, too large, or that comes too slowly."""
+    check_media_type(request, settings, takes_form)
     limit = settings.body_bytes
     inflate = find_decoder(request.headers.get("content-encoding", "identity"), limit)
     length = request.headers.get("content-length", "0")
@@ -183,6 +183,28 @@ async def read_body(request: Request, settings: ServerSettings) -> bytes:
     except ClientDisconnect:
         raise ApiError(400, "the client disconnected before sending the whole request") from None
     return b"".join(parts)
+
+
+def find_media_type(request: Request) -> str:
+    return request.headers.get("content-type", "").partition(";")[0].strip().lower()
+
+
+def check_media_type(request: Request, settings: ServerSettings, takes_form: bool) -> None:
+    """Refuse what is no JSON: pages of other origins can send other types without asking the server first.
+
+    Where a form is taken, one that comes from a page has to be of an origin that the server allows.
+    """
+    media_type = find_media_type(request)
+    if media_type == "application/json":
+        return
+    if not (takes_form and media_type == FORM):
+        allowed = f"application/json{f' or {FORM}' if takes_form else ''}"
+        reason = f"the Content-Type must be {allowed}, not {media_type!r:.80}"
+        raise ApiError(415, reason, code="not_json")
+    origin = request.headers.get("origin")
+    if origin is not None and not {"*", origin} & set(settings.origins):
+        reason = f"pages of {origin!r:.80} may not send forms; send JSON, or allow them by --cors-origin"
+        raise ApiError(403, reason, code="origin")
 
 
 def find_decoder(encoding: str, limit: int) -> Callable[[bytes], bytes]:

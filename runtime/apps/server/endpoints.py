@@ -17,6 +17,8 @@ from .answers import (
     DetokenizeAnswer,
     EmbeddingEntry,
     ExplanationAnswer,
+    ImageEvent,
+    ImagesAnswer,
     ListOf,
     RerankAnswer,
     TokenizeAnswer,
@@ -40,6 +42,9 @@ from .bodies import (
 )
 from .calls import Call
 from .explanations import explain
+from .image_bodies import ImageEditsRequest, ImagesRequest
+from .images import NAMES as IMAGE_NAMES
+from .images import edit_images, generate_images
 from .text import NAMES, chat, complete
 from .translations import detokenize, tokenize, translate
 from .vectors import answer, classify, embed, fill_mask, rerank, tag
@@ -55,6 +60,7 @@ class Endpoint:
         handle: makes the answer.
         answer: the type of an answer, of `answers`.
         event: the type of a stream's events, where the route has streams.
+        takes_form: whether a body may be multipart/form-data too.
         names: of its parameters, by those of the options or arguments of ours that get them, where the two
             differ: errors are about ours.
     """
@@ -65,6 +71,7 @@ class Endpoint:
     handle: Callable[[Call[Any]], Awaitable[Response]]
     answer: Any
     event: Any = None
+    takes_form: bool = False
     names: Mapping[str, str] = field(default_factory=dict)
 
     @property
@@ -154,6 +161,25 @@ ENDPOINTS = (
             "text": "input",
             "prompt": "input",
         },
+    ),
+    Endpoint(
+        "/v1/images/generations",
+        "images/generations",
+        ImagesRequest,
+        generate_images,
+        ImagesAnswer,
+        ImageEvent,
+        names=IMAGE_NAMES,
+    ),
+    Endpoint(
+        "/v1/images/edits",
+        "images/edits",
+        ImageEditsRequest,
+        edit_images,
+        ImagesAnswer,
+        ImageEvent,
+        takes_form=True,
+        names=IMAGE_NAMES,
     ),
     Endpoint("/tokenize", "", TokenizeRequest, tokenize, TokenizeAnswer),
     Endpoint("/detokenize", "", DetokenizeRequest, detokenize, DetokenizeAnswer),

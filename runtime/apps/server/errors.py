@@ -13,6 +13,7 @@ from ...errors import (
     ContextLengthError,
     DeadlineError,
     InputError,
+    MemoryLimitError,
     PlanForgeError,
     QueueFullError,
     SchemaError,
@@ -76,6 +77,8 @@ def find_api_error(error: BaseException, names: Mapping[str, str] | None = None)
         param = find_parameter(error.option, names or {})
         message = translate_message(str(error), names or {})
         return ApiError(400, message, param=param, code=find_code(error))
+    if isinstance(error, MemoryLimitError):  # says which size fits
+        return ApiError(400, translate_message(str(error), names or {}), code="memory_limit")
     if isinstance(error, QueueFullError):
         return ApiError(429, str(error), code="queue_full", retry=True)
     if isinstance(error, DeadlineError):

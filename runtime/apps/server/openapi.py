@@ -11,7 +11,10 @@ import msgspec
 
 from .access import OPEN
 from .answers import ErrorAnswer, Health, ModelEntry, ModelList, Readiness
+from .bodies import Body
+from .decode_body import describe_body
 from .endpoints import Endpoint
+from .form_data import MEDIA_TYPE as FORM
 
 FAILURES = {
     "400": "A parameter that cannot be used.",
@@ -20,7 +23,7 @@ FAILURES = {
     "404": "No such model.",
     "408": "The body came too slowly.",
     "413": "The body is too large.",
-    "415": "The body is not JSON.",
+    "415": "The body is of a type that this route does not take.",
     "429": "Too many requests wait.",
     "500": "The model failed.",
     "501": "An extra that this needs is not installed.",
@@ -120,14 +123,26 @@ def describe_endpoint(endpoint: Endpoint, schemas: Schemas, failures: Mapping[st
     if endpoint.event is not None:
         done = 'Done; a stream has events "data: " and JSON as x-event says, and "data: [DONE]" at its end.'
         content["text/event-stream"] = {"x-event": schemas[endpoint.event]}
+    bodies = {"application/json": {"schema": schemas[endpoint.body]}}
+    if endpoint.takes_form:
+        bodies[FORM] = {"schema": describe_form(endpoint.body)}
     return {
         "summary": endpoint.summary,
-        "requestBody": {
-            "required": True,
-            "content": {"application/json": {"schema": schemas[endpoint.body]}},
-        },
+        "requestBody": {"required": True, "content": bodies},
         "responses": {"200": {"description": done, "content": content}, **failures},
     }
+
+
+def describe_form(body: type[Body]) -> dict[str, Any]:
+    """Return the schema of a body as a form, in which files are not in base64."""
+    schema = dict(describe_body(body))
+    schema["properties"] = {
+        name: {"type": "string", "contentMediaType": "application/octet-stream"}
+        if one.get("contentEncoding") == "base64"
+        else one
+        for name, one in schema["properties"].items()
+    }
+    return schema
 
 
 def describe_failure(status: str, schemas: Schemas) -> dict[str, Any]:

@@ -111,7 +111,7 @@ class Registry:
         """Return for each loaded model its name, how many requests wait, and how many run."""
         counts = []
         for name, served in list(self.loaded.items()):  # the loading thread may add one meanwhile
-            waiting, running = served.model.count_requests()  # type: ignore[attr-defined]  # of all three classes
+            waiting, running = served.model.count_requests()  # type: ignore[attr-defined]  # of all classes
             counts.append((name, waiting, running))
         return counts
 
@@ -218,13 +218,14 @@ class Registry:
             if name in self.loaded:  # the warm-up is no request
                 self.metrics.observe(name, measure, value)
 
-        refuse_pictures(model.bundle, "the server")
+        if model.task not in TASKS:
+            refuse_pictures(model.bundle, "the server")
         context = 0
         if TASKS[model.task].shares_steps:
             shares = not several if settings.share_prompts is None else settings.share_prompts
             options |= {"share_prompts": shares, **settings.schedule}
             context = settings.schedule.get("context", model.max_length)
-        model.schedule(**options, observe=observe)  # type: ignore[attr-defined]  # of all three classes
+        model.schedule(**options, observe=observe)  # type: ignore[attr-defined]  # of all classes
         return ServedModel(
             name=name,
             model=model,

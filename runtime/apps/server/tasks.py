@@ -11,6 +11,7 @@ from ...encode.zero_shot import NEEDS_INFERENCE
 if TYPE_CHECKING:
     from ...encode.text_encoder import TextEncoder
     from ...generate.text_generator import TextGenerator
+    from ...images.image_generator import ImageGenerator
     from ...translate.translator import Translator
 
 # Tasks of encoders, and what clients call them.
@@ -63,10 +64,15 @@ def list_generators_capabilities(model: TextGenerator) -> tuple[str, ...]:
     return ("chat", "completions") if model.has_chat else ("completions",)
 
 
+def describe_pictures(model: ImageGenerator) -> dict[str, Any]:
+    return {"image_size": f"{model.defaults.width}x{model.defaults.height}"}
+
+
 TASKS = {
     "text-generation": Task(
         list_generators_capabilities, lambda model: {"tools": model.has_tools}, shares_steps=True
     ),
     "text-encoding": Task(list_encoders_capabilities, describe_encoder),
     "translation": Task(lambda model: ("translations",), describe_translator),
+    "image-generation": Task(lambda model: ("images/generations", "images/edits"), describe_pictures),
 }

@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 
 from planforge.exporter import export
-from planforge.runtime import TextEncoder, TextGenerator, Translator
+from planforge.runtime import ImageGenerator, TextEncoder, TextGenerator, Translator
 from planforge.runtime.apps.check.selftest import selftest
 from planforge.runtime.backends.captured_step import CapturedStep
+from planforge.runtime.backends.ort_cuda_backend import OrtCudaProgram
 from planforge.runtime.decoding.static_cache import GroupQueryCache
 
 from ...helpers.captures import PROMPTS, answer, count_captures, count_replays
@@ -236,3 +237,26 @@ def test_planted_faults_are_found_by_selftest(
     else:
         monkeypatch.setattr(CapturedStep, "run", repeat if fault == FAULTS[3] else skip)
     assert not passes()
+
+
+def test_steps_of_a_picture_are_one_graph_for_each_size(
+    picture_bundle: Path, tmp_path: Path, cuda: EmulatedCuda
+) -> None:
+    export(picture_bundle.parent / "checkpoint", tmp_path / "b", target=["cuda"], verify=False)
+    with ImageGenerator.load(tmp_path / "b", backend="ort-cpu", precision="fp16") as model:
+        expected = {size: draw(model, size) for size in (32, 40)}
+    with ImageGenerator.load(tmp_path / "b", backend="ort-cuda") as model:
+        for size, pixels in expected.items():
+            np.testing.assert_array_equal(draw(model, size), pixels)
+        unet = model.parts["unet"].program
+        assert isinstance(unet, OrtCudaProgram)
+        assert unet.graphs.count == 2
+        replays = count_replays(cuda)
+        for size, pixels in expected.items():
+            np.testing.assert_array_equal(draw(model, size), pixels)
+        assert unet.graphs.count == 2
+        assert count_replays(cuda) - replays >= 2 * 6
+
+
+def draw(model: ImageGenerator, size: int) -> Any:
+    return model.generate("one", steps=6, seed=1, height=size, width=size)[0].pixels

@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import PIL.Image
 import pytest
-import torch
 from diffusers import (
     DDIMScheduler,
     DPMSolverMultistepScheduler,
@@ -29,6 +28,7 @@ from planforge.runtime.images.part import Part
 from planforge.runtime.images.pictures import MAX_PIXELS
 
 from ...helpers.cli import error_line
+from ...helpers.pictures import ask_pipeline, compare_pictures
 
 SCHEDULERS = {
     "ddim": DDIMScheduler,
@@ -38,9 +38,6 @@ SCHEDULERS = {
     "dpm++2m": DPMSolverMultistepScheduler,
 }
 STEPS = 5
-# Both sides round to whole 255ths; sums in another order may round a few of them to the next.
-MOST = 1
-FEW = 0.01
 
 
 @pytest.fixture(scope="module")
@@ -57,26 +54,6 @@ def pipeline(picture_bundle: Path) -> StableDiffusionPipeline:
         found = StableDiffusionPipeline.from_pretrained(picture_bundle.parent / "checkpoint")
     found.set_progress_bar_config(disable=True)
     return found
-
-
-def ask(pipeline: Any, prompt: Any, seed: int, **options: Any) -> Any:
-    """Return diffusers' pictures (N, H, W, 3) of whole 255ths."""
-    generator = torch.Generator().manual_seed(seed)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        found = pipeline(
-            prompt, num_inference_steps=STEPS, generator=generator, output_type="np", **options
-        ).images
-    return (found * 255).round()
-
-
-def compare(pictures: Any, wanted: Any) -> None:
-    got = np.stack([picture.pixels for picture in pictures]).astype(float)
-    assert got.shape == wanted.shape
-    gaps = np.abs(got - wanted)
-    assert gaps.max() <= MOST
-    assert (gaps > 0).mean() <= FEW
-    assert got.std() > 10  # not all grey
 
 
 @pytest.mark.parametrize(
@@ -98,15 +75,15 @@ def test_text_to_image(
     if "num_images" in options:
         theirs["num_images_per_prompt"] = theirs.pop("num_images")
     pictures = generator.generate("a red one", steps=STEPS, seed=7, **options)
-    compare(pictures, ask(pipeline, "a red one", 7, **theirs))
+    compare_pictures(pictures, ask_pipeline(pipeline, "a red one", 7, STEPS, **theirs))
     assert {picture.seed for picture in pictures} == {7}
 
 
 def test_several_prompts(generator: ImageGenerator, pipeline: StableDiffusionPipeline) -> None:
     prompts = ["a red one", "the other"]
     pictures = generator.generate(prompts, steps=STEPS, seed=3, negative_prompt=["", "red"])
-    wanted = ask(pipeline, prompts, 3, negative_prompt=["", "red"], height=32, width=32)
-    compare(pictures, wanted)
+    wanted = ask_pipeline(pipeline, prompts, 3, STEPS, negative_prompt=["", "red"], height=32, width=32)
+    compare_pictures(pictures, wanted)
     assert [picture.prompt for picture in pictures] == prompts
 
 
@@ -126,7 +103,7 @@ def test_schedulers(
         options = {"image": draw_picture(32, 40), "strength": strength}
     given = options if options else {"height": 32, "width": 32}
     pictures = generator.generate("a red one", steps=STEPS, seed=5, scheduler=name, **options)
-    compare(pictures, ask(theirs, "a red one", 5, **given))
+    compare_pictures(pictures, ask_pipeline(theirs, "a red one", 5, STEPS, **given))
 
 
 def draw_picture(height: int, width: int) -> PIL.Image.Image:
@@ -194,7 +171,7 @@ def test_what_is_cut_of_a_long_prompt_is_told(
         pictures = generator.generate(prompt, steps=STEPS, seed=2)
     assert pictures[0].dropped == 13
     assert "13 tokens more than the 16 that the model reads" in caplog.text
-    compare(pictures, ask(pipeline, prompt, 2, height=32, width=32))
+    compare_pictures(pictures, ask_pipeline(pipeline, prompt, 2, STEPS, height=32, width=32))
 
 
 @pytest.mark.parametrize(

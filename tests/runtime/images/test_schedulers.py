@@ -140,10 +140,8 @@ def test_a_seed_gives_the_picture_that_it_gives_in_diffusers(name: str) -> None:
 
 
 def test_noise_alone_with_eta_1_stays_finite() -> None:
-    # In diffusers the root of 1 - alpha - deviation^2, which is 0, rounds to NaN.
-    case = Case("ddim", ZERO_SNR, eta=1.0)
-    assert np.isnan(run_reference(case).samples[-1]).any()
-    assert np.isfinite(run_ours(case).samples[-1]).all()
+    # In diffusers the root of 1 - alpha - deviation^2, which is 0, rounds to NaN on some processors.
+    assert np.isfinite(run_ours(Case("ddim", ZERO_SNR, eta=1.0)).samples[-1]).all()
 
 
 @pytest.mark.parametrize("name", SCHEDULERS)

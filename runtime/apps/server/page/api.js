@@ -49,8 +49,8 @@ export async function ask(path, body, signal) {
 }
 
 /** Yield each event of a streamed answer. */
-export async function* stream(path, body, signal) {
-  const whole = { ...body, stream: true, stream_options: { include_usage: true } };
+export async function* stream(path, body, signal, options = { stream_options: { include_usage: true } }) {
+  const whole = { ...body, stream: true, ...options };
   const response = await request(path, whole, signal);
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
   let rest = "";

@@ -33,7 +33,7 @@ export class Form extends Panel {
   }
 
   /** `suit(model)` returns what a field is for that model: {label, hint, value, options, optional}, or null. */
-  makeField({ name, label = "", kind, rows = 3, value = "", hint = "", suit, ...range }) {
+  makeField({ name, label = "", kind, rows = 3, value = "", hint = "", optional = false, suit, ...range }) {
     const id = makeId(name);
     const isArea = kind === "lines" || kind === "text";
     const field = make(isArea ? "textarea" : kind === "choice" ? "select" : "input", { id, value, ...range });
@@ -42,13 +42,13 @@ export class Form extends Panel {
       sendAtEnter(field, () => this.start(), { newLines: kind === "lines" });
       growWithText(field);
     } else if (kind !== "choice") {
-      field.type = kind === "number" ? "number" : "text";
+      field.type = kind === "line" ? "text" : kind;
     }
     field.dir = kind === "number" ? "ltr" : "auto";
     const title = make("label", { htmlFor: id }, label);
     const note = make("small", { id: `${id}-hint` });
     const element = make("div", { className: "field" }, title, field, note);
-    const entry = { name, kind, label, field, title, note, element, suit, example: value };
+    const entry = { name, kind, label, field, title, note, element, suit, optional, example: value };
     this.fields.set(name, entry);
     describe(entry, hint);
     return element;
@@ -128,11 +128,12 @@ export class Form extends Panel {
       return;
     }
     const { model } = this;
-    const body = { model: model.id, ...this.task.write(values, model) };
+    const path = this.task.path?.(values) ?? `v1/${this.task.capability}`;
     this.result.classList.add("old");
     announce("Working.");
     await this.run(async (signal) => {
-      const answer = await ask(`v1/${this.task.capability}`, body, signal);
+      const body = { model: model.id, ...(await this.task.write(values, model)) };
+      const answer = await (this.task.ask ?? ask)(path, body, signal, (parts) => this.showProgress(parts));
       this.result.hidden = false;
       const { summary, parts } = this.task.draw(answer, values, this.result.clientWidth);
       this.result.replaceChildren(make("p", { className: "summary", dir: "auto" }, show(summary)), ...parts);
@@ -142,6 +143,13 @@ export class Form extends Panel {
       }
     });
     this.result.classList.remove("old");
+  }
+
+  /** Show how far an answer is that takes long; `task.ask` calls it. */
+  showProgress(parts) {
+    this.result.hidden = false;
+    this.result.classList.remove("old");
+    this.result.replaceChildren(...parts);
   }
 }
 
@@ -168,6 +176,9 @@ function read({ kind, label, field, boxes, optional }) {
   if (kind === "number" || kind === "choice") {
     const isNumber = kind === "number";
     return { value: field.value === "" ? undefined : isNumber ? Number(field.value) : field.value };
+  }
+  if (kind === "file") {
+    return { value: field.files[0] };
   }
   const lines = field.value.split("\n").filter((line) => line.trim() !== "");
   if (lines.length === 0) {

@@ -33,9 +33,10 @@ function select(place, { focus = false } = {}) {
 function addTab({ capability, tab: name, makePanel }, models) {
   const place = shown.length;
   const panel = makePanel(models);
-  const tab = make("button", { type: "button", id: `tab-${capability}`, role: "tab", onclick: () => select(place) }, name);
-  tab.setAttribute("aria-controls", `panel-${capability}`);
-  const section = make("section", { id: `panel-${capability}`, role: "tabpanel" }, panel.element);
+  const id = capability.replace("/", "-");
+  const tab = make("button", { type: "button", id: `tab-${id}`, role: "tab", onclick: () => select(place) }, name);
+  tab.setAttribute("aria-controls", `panel-${id}`);
+  const section = make("section", { id: `panel-${id}`, role: "tabpanel" }, panel.element);
   section.setAttribute("aria-labelledby", tab.id);
   byId("tabs").append(tab);
   byId("main").append(section);

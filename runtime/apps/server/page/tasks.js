@@ -4,6 +4,7 @@ import { make, percent, round } from "./dom.js";
 import { drawAttention, drawBars, drawMarks, drawPoints, drawSimilarities } from "./drawings.js";
 import { explanations } from "./explanations.js";
 import { compare, project } from "./pca.js";
+import { pictures } from "./pictures.js";
 
 const TONES = 6; // colours of marks
 const MOST_TEXTS = 60; // in a table
@@ -206,4 +207,4 @@ const translations = {
   },
 };
 
-export const TASKS = [embeddings, rerank, classify, tags, answers, fillMask, translations, explanations];
+export const TASKS = [embeddings, rerank, classify, tags, answers, fillMask, translations, pictures, explanations];

@@ -91,6 +91,8 @@ def test_an_encoder_embeds(minilm_bundle: Path) -> None:
     assert (case.ttft_ms, case.inter_token_ms, case.bandwidth_share) == (None, None, None)
     assert case.tokens_per_s == pytest.approx(10 * case.texts_per_s, rel=0.01)
     assert not case.gate_passed  # the fixture's export did not verify
+    with pytest.raises(PlanForgeError, match="steps=3 is for models that make pictures"):
+        bench(minilm_bundle, steps=3)
     with pytest.raises(PlanForgeError, match="an encoder, which generates no tokens"):
         bench(minilm_bundle, new_tokens=3)
 

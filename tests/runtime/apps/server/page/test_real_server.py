@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import base64
 import json
 from pathlib import Path
 
 import pytest
 
-from planforge.runtime import TextEncoder, TextGenerator, Translator
+from planforge.runtime import ImageGenerator, TextEncoder, TextGenerator, Translator
 from planforge.runtime.apps.server import ServerSettings
 
 from .....helpers.browser import Browser
@@ -22,6 +23,7 @@ def test_the_page_talks_with_models(
     llama_demo_bundle: Path,
     minilm_bundle: Path,
     dates_bundle: Path,
+    picture_bundle: Path,
     browser: Browser,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -30,8 +32,10 @@ def test_the_page_talks_with_models(
         TextGenerator.load(llama_demo_bundle, precision="fp32") as llama,
         TextEncoder.load(minilm_bundle) as encoder,
         Translator.load(dates_bundle) as translator,
+        ImageGenerator.load(picture_bundle) as generator,
         running_server(
-            {"llama": llama, "minilm": encoder, "dates": translator}, ServerSettings(keys=(KEY,))
+            {"llama": llama, "minilm": encoder, "dates": translator, "sd": generator},
+            ServerSettings(keys=(KEY,)),
         ) as address,
     ):
         page = browser.open(address.url)
@@ -40,7 +44,7 @@ def test_the_page_talks_with_models(
         page.press("Enter")
         page.wait(PANEL)
         tabs = page.evaluate("[...document.querySelectorAll('#tabs button')].map((tab) => tab.textContent)")
-        assert tabs == ["Chat", "Continue", "Compare", "Translate"]
+        assert tabs == ["Chat", "Continue", "Compare", "Translate", "Pictures"]
         fill(page, "Longest answer", "12")
         ask(page, QUESTION)
         wait_for_text(page, "Regenerate")
@@ -68,6 +72,15 @@ def test_the_page_talks_with_models(
         page.wait(f"{PANEL}.querySelector('.summary')?.textContent === {json.dumps(translation)}")
         assert page.evaluate(f"{PANEL}.querySelectorAll('rect').length") > 10 * len(translation)
         page.screenshot(tmp_path / "translations.png", whole=True)
+        page.click("#tab-images-generations")
+        for label, value in (("Text", "a red one"), ("Steps", "2"), ("Seed", "7")):
+            fill(page, label, value)
+        press_button(page, "Make it")
+        page.wait(f"{PANEL}.querySelector('.summary')?.textContent === '32x32 pixels, seed 7'")
+        drawn = page.evaluate(f"{PANEL}.querySelector('figure img').src")
+        (picture,) = generator.generate("a red one", steps=2, seed=7)
+        assert drawn == f"data:image/png;base64,{base64.b64encode(picture.encode()).decode()}"
+        page.screenshot(tmp_path / "pictures.png", whole=True)
         page.close()
         assert [trouble for trouble in page.troubles if "status of 401" not in trouble] == []
         assert all(url.startswith(address.url) for url in page.requests)

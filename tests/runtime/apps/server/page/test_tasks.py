@@ -22,6 +22,7 @@ ASKED: dict[str, dict[str, Any]] = {
     "answers": {"question": "where?", "context": "The 😀bc tail"},
     "fill-mask": {"input": "x [MASK] y [MASK]"},
     "translations": {"input": "3 May", "num_beams": 4, "alignment": True},
+    "images-generations": {"prompt": "a red three", "partial_images": 4, "stream": True},
     "explanations": {
         "input": "In the beginning",
         "answer": " God",
@@ -37,7 +38,13 @@ SHOWN = {
     "answers": ["text\n90 %"],
     "fill-mask": ["Gap 2", "text\n75 %", "dawn\n13 %"],
     "translations": ["What it looked at"],
+    "images-generations": ["8x8 pixels, seed 7", "Save the picture"],
     "explanations": ["label and", "Why gpt2-demo answered so", "Prompt\nIn the text\nAnswer\nlabel and"],
+}
+MODELS = {
+    "translations": "transformer-demo",
+    "images-generations": "sd-demo",
+    "explanations": "gpt2-demo",
 }
 
 
@@ -46,8 +53,9 @@ def test_a_task_sends_and_draws(tab: str, server: StandIn, open_page: Open, tmp_
     server.answers = make_answers()
     page = open_page(tab)
     do_task(page, tab)
-    model = {"translations": "transformer-demo", "explanations": "gpt2-demo"}.get(tab, "bert-demo")
-    assert server.bodies == [(f"/v1/{tab}", {"model": model} | ASKED[tab])]
+    model = MODELS.get(tab, "bert-demo")
+    path = f"/v1/{tab.replace('images-', 'images/')}"
+    assert server.bodies == [(path, {"model": model} | ASKED[tab])]
     text = re.sub(r"\s*\n\s*", "\n", page.text())
     for words in SHOWN[tab]:
         assert words in text, (words, text)
