@@ -328,6 +328,7 @@ class ImageGenerator(BatchedModel):
                 defaults.steps if options.get("steps") is None else options["steps"],  # type: ignore[arg-type]
                 options.get("scheduler"),
                 1.0 if begin is None else check_share("strength", options.get("strength", 0.8)),
+                keeps_steps=defaults.guidance_features is not None,
             ),
             begin=begin,
             on_step=options.get("on_step"),

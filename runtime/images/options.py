@@ -27,7 +27,7 @@ class ImageOptions(TypedDict, total=False):
         seed: from 0 to 2**64 - 1; by default another one each time, which the pictures tell.
         image: a picture to begin with: a path, a file's bytes, (H, W, 3) uint8, or an image of Pillow.
         strength: how much of `image` is made anew, above 0 up to 1; by default 0.8. So large a part of the
-            steps is made.
+            steps is made; a latent consistency model makes all of them, closer to each other.
         num_images: of each prompt, 1 by default. All are made together.
         scheduler: "ddim", "pndm", "euler", "euler_ancestral", "dpm++2m", "dpm++2m_karras" or "lcm"; by
             default the checkpoint's own.

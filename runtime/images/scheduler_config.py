@@ -75,7 +75,9 @@ class Settings:
     set_alpha_to_one: bool = True
     clip_sample: bool = False
     clip_sample_range: float = 1.0
-    eta: float = 0.0  # of DDIM; not from a file
+    # Not from a file: of DDIM, and of a latent consistency model with another picture.
+    eta: float = 0.0
+    strength: float = 1.0
     interpolation_type: str = "linear"
     use_karras_sigmas: bool = False
     sigma_min: float | None = None

@@ -199,11 +199,12 @@ def build_dpm_2m(settings: Settings, steps: int, begin: int) -> Scheduler:
 
 def build_lcm(settings: Settings, steps: int, begin: int) -> Scheduler:
     taught, N = settings.original_inference_steps, settings.num_train_timesteps
-    check_whole("steps", steps, 1, min(taught, N), what="LCM's models are taught so many")
     if taught > N:
         raise InputError(f"the checkpoint's original_inference_steps is {taught}, of {N} timesteps alone")
-    every = np.arange(1, taught + 1)[::-1] * (N // taught) - 1
-    times = every[np.linspace(0, taught, steps, endpoint=False).astype(np.int64)][begin:]
+    most = int(taught * settings.strength)
+    check_whole("steps", steps, 1, min(most, N), what="LCM's models are taught so many, times strength")
+    every = np.arange(1, most + 1)[::-1] * (N // taught) - 1
+    times = every[np.linspace(0, most, steps, endpoint=False).astype(np.int64)][begin:]
     alphas = compute_alphas(settings).astype(np.float64)
     now, following = alphas[times], alphas[np.append(times[1:], times[-1])]
     a, s = np.sqrt(now), np.sqrt(1 - now)
@@ -324,7 +325,13 @@ def find_scheduler(config: SchedulerConfig, name: str | None = None) -> str:
 
 
 def make_scheduler(
-    config: SchedulerConfig, steps: int, name: str | None = None, strength: float = 1.0, eta: float = 0.0
+    config: SchedulerConfig,
+    steps: int,
+    name: str | None = None,
+    strength: float = 1.0,
+    eta: float = 0.0,
+    *,
+    keeps_steps: bool = False,
 ) -> Scheduler:
     """Return a scheduler for one batch of pictures.
 
@@ -334,12 +341,17 @@ def make_scheduler(
         name: one of `SCHEDULERS`; None takes the checkpoint's own.
         strength: how much of another picture is made anew, above 0 up to 1: the first steps are left out.
         eta: of DDIM, from 0 to 1: how much noise is drawn at each step.
+        keeps_steps: whether LCM makes all steps with another picture too, closer to each other, as diffusers'
+            pipelines of latent consistency models do.
     """
     name = find_scheduler(config, name)
     kind = SCHEDULERS[name]
     settings = config.select(name, kind.defaults, kind.predictions)
     check_whole("steps", steps, 1, settings.num_train_timesteps)
-    taken = int(steps * check_share("strength", strength))
+    check_share("strength", strength)
+    if keeps_steps and name == "lcm" and strength:
+        return kind.build(replace(settings, strength=strength), steps, 0)
+    taken = int(steps * strength)
     if not taken:
         raise InputError(
             f"strength={strength} of {steps} steps leaves none; take more of both", option="strength"

@@ -126,7 +126,7 @@ class Page:
 
     Attributes:
         troubles: errors on the console, exceptions, what the security policy forbade, dialogs.
-        requests: the URL of each request.
+        requests: the URL of each request; what has its data in its own is none.
     """
 
     def __init__(self, browser: Browser, session: str, target: str) -> None:
@@ -141,7 +141,8 @@ class Page:
 
     def note(self, method: str, event: dict[str, Any]) -> None:
         if method == "Network.requestWillBeSent":
-            self.requests.append(event["request"]["url"])
+            if not event["request"]["url"].startswith("data:"):
+                self.requests.append(event["request"]["url"])
         elif method == "Runtime.exceptionThrown":
             self.troubles.append(json.dumps(event["exceptionDetails"])[:2000])
         elif method == "Runtime.consoleAPICalled" and event["type"] in ("error", "warning", "assert"):

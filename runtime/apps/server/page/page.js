@@ -16,7 +16,7 @@ const KINDS = [
 
 const AGAIN = 500; // milliseconds between two questions whether the models are loaded
 const byId = (id) => document.getElementById(id);
-const shown = []; // {tab, section, panel} each
+const shown = []; // {id, tab, section, panel} each
 
 function select(place, { focus = false } = {}) {
   shown.forEach(({ tab, section }, other) => {
@@ -27,7 +27,7 @@ function select(place, { focus = false } = {}) {
   if (focus) {
     shown[place].tab.focus();
   }
-  history.replaceState(null, "", `#${shown[place].capability}`);
+  history.replaceState(null, "", `#${shown[place].id}`);
 }
 
 function addTab({ capability, tab: name, makePanel }, models) {
@@ -40,7 +40,7 @@ function addTab({ capability, tab: name, makePanel }, models) {
   section.setAttribute("aria-labelledby", tab.id);
   byId("tabs").append(tab);
   byId("main").append(section);
-  shown.push({ capability, tab, section, panel });
+  shown.push({ id, tab, section, panel });
 }
 
 function moveAmongTabs(event) {
@@ -89,7 +89,7 @@ async function start() {
     if (shown.length === 0) {
       trouble = "The server has no model that this page can use. Start it with: planforge serve BUNDLE";
     } else {
-      const wanted = shown.findIndex(({ capability }) => location.hash === `#${capability}`);
+      const wanted = shown.findIndex(({ id }) => location.hash === `#${id}`);
       select(Math.max(0, wanted));
     }
   } catch (error) {
