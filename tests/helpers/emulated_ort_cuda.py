@@ -35,6 +35,7 @@ ON_HOST = {
     "GroupQueryAttention": [6],
     "Range": [0, 1, 2],
     "Reshape": [1],
+    "Resize": [1, 2, 3],
     "Slice": [1, 2, 3, 4],
     "Squeeze": [1],
     "TopK": [1],

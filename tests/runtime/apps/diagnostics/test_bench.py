@@ -40,7 +40,7 @@ from planforge.runtime.errors import InputError, MemoryLimitError, PlanForgeErro
 KEYS = {
     *("backend", "artifact", "precision", "gate_passed", "batch", "prompt", "new_tokens", "ttft_ms"),
     *("inter_token_ms", "latency_ms", "tokens_per_s", "texts_per_s", "load_ms", "peak_rss_mb"),
-    *("bandwidth_share", "tokens_per_s_range", "nodes"),
+    *("bandwidth_share", "tokens_per_s_range", "nodes", "steps"),
 }
 
 
@@ -294,7 +294,7 @@ def test_the_spread_is_that_of_the_middle_half_of_the_rounds(demo_bundle: Path) 
     artifact = chosen(demo_bundle, "decoder", "fp32").id
     facts = {"backend": "ort-cpu", "artifacts": [artifact], "prompt": 3, "new_tokens": 10, "load_ms": 1.0}
     process: Any = SimpleNamespace(
-        facts={**facts, "step_bytes": None, "nodes": None}, rounds=rounds, precision="fp32"
+        facts={**facts, "step_bytes": None, "nodes": None, "steps": 0}, rounds=rounds, precision="fp32"
     )
     found = bench_module.make_case(Bundle.open(demo_bundle), process, batch=2, read=1e9)
     assert found.tokens_per_s == 5.0

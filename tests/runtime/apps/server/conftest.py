@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from planforge.runtime import TextEncoder, TextGenerator, Translator, load
+from planforge.runtime import ImageGenerator, TextEncoder, TextGenerator, Translator, load
 
 from ....helpers.serving import Address, running_server
 
-Models = dict[str, TextGenerator | TextEncoder | Translator]
+Models = dict[str, TextGenerator | TextEncoder | Translator | ImageGenerator]
 
 
 @pytest.fixture(scope="module")
@@ -23,6 +23,7 @@ def models(
     dates_bundle: Path,
     head_bundle: Callable[[str], Path],
     explained: Callable[[str], Path],
+    picture_bundle: Path,
 ) -> Iterator[Models]:
     """A model for each route."""
     bundles = {
@@ -30,6 +31,7 @@ def models(
         "llama": llama_demo_bundle,
         "minilm": minilm_bundle,
         "dates": dates_bundle,
+        "sd": picture_bundle,
         **{name: head_bundle(name) for name in ("classifier", "ranker", "tagger", "reader", "pretrained")},
         "explained": explained("classifier") / "bundle",
     }

@@ -39,6 +39,7 @@ FURTHER: dict[str, list[dict[str, Any]]] = {
     "/v1/rerank": [{"return_documents": True}],
     "/v1/classify": [{"input": [["a", "b"], "c"]}],
     "/v1/explanations": [{"methods": list(METHODS), "factors": 2}, {"pair": "b", "answer": "LABEL_1"}],
+    "/v1/images/generations": [{"n": 2, "output_format": "jpeg"}],
     "/v1/translations": [{"alignment": True, "num_beams": 2, "n_best": 2}],
 }
 BODIES = [(path, {**body, **more}) for path, body in MINIMAL.items() for more in [{}, *FURTHER.get(path, [])]]
@@ -59,9 +60,21 @@ def test_answers_are_as_described(server: Address, path: str, body: dict[str, An
     check(server.ask(path, **body), find_schema(path, "post", 200))
 
 
-@pytest.mark.parametrize(("path", "body"), [one for one in BODIES if one[0] in (CHAT, COMPLETE)])
+STREAMS: dict[str, dict[str, Any]] = {
+    CHAT: {"stream_options": {"include_usage": True}},
+    COMPLETE: {"stream_options": {"include_usage": True}},
+    "/v1/images/generations": {"partial_images": 1},
+    "/v1/images/edits": {"partial_images": 1},
+}
+
+
+def test_every_stream_has_its_options() -> None:
+    assert set(STREAMS) == {endpoint.path for endpoint in ENDPOINTS if endpoint.event is not None}
+
+
+@pytest.mark.parametrize(("path", "body"), [one for one in BODIES if one[0] in STREAMS])
 def test_events_are_as_described(server: Address, path: str, body: dict[str, Any]) -> None:
-    body = {**body, "stream": True, "stream_options": {"include_usage": True}}
+    body = {**body, "stream": True, **STREAMS[path]}
     with server.client.stream("POST", path, json=body) as response:
         lines = [line.removeprefix("data: ") for line in response.iter_lines() if line]
     assert lines.pop() == "[DONE]"

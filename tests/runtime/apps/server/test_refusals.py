@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import base64
 import json
 from typing import Any
 
+import numpy as np
 import pytest
 
 from planforge.runtime import TextGenerator
 from planforge.runtime.apps.server.endpoints import ENDPOINTS
+from planforge.runtime.images.pictures import Picture
 
 from ....helpers.serving import Address
 
+PICTURE = base64.b64encode(Picture(np.zeros((8, 8, 3), np.uint8)).encode()).decode()
 SAID = [{"role": "user", "content": "And God said"}]
 MINIMAL: dict[str, dict[str, Any]] = {
     "/v1/chat/completions": {"model": "llama", "messages": SAID, "max_tokens": 1},
@@ -24,6 +28,8 @@ MINIMAL: dict[str, dict[str, Any]] = {
     "/v1/fill-mask": {"model": "pretrained", "input": "a [MASK]"},
     "/v1/translations": {"model": "dates", "input": "the 3rd of May, 1998"},
     "/v1/explanations": {"model": "explained", "input": "a"},
+    "/v1/images/generations": {"model": "sd", "prompt": "one", "steps": 1},
+    "/v1/images/edits": {"model": "sd", "prompt": "one", "steps": 2, "image": PICTURE},
     "/tokenize": {"model": "gpt", "content": "a"},
     "/detokenize": {"model": "gpt", "tokens": [1]},
 }
@@ -204,7 +210,7 @@ def test_an_unknown_model_path_and_method(server: Address) -> None:
         assert (error["param"], error["code"]) == ("model", "model_not_found")
         assert "'minilm'" in error["message"]
         read_error(server.client.get(path), 405)
-    assert "did you mean" not in read_error(server.post("/v1/images/generations"), 404)["message"]
+    assert "did you mean" not in read_error(server.post("/v1/audio/speech"), 404)["message"]
     mistyped = read_error(server.post("/v1/chat/completion"), 404)
     assert "did you mean '/v1/chat/completions'?" in mistyped["message"]
     read_error(server.client.get("/v1/models/nobody"), 404)
