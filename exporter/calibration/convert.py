@@ -20,6 +20,8 @@ from ..passes.storage import FORMS
 from ..passes.tables import split_shared_table
 from ..passes.weight_files import move_weights
 from ..passes.weights import save_with_shared_weights
+from ..passes.winograd import GRAPHS as WINOGRAD_GRAPHS
+from ..passes.winograd import multiply_in_winograds_domain
 from ..precisions import PRECISIONS
 from ..tracing.graph_check import check_graph
 from .calibration import Calibration
@@ -84,6 +86,8 @@ def convert_graph(graph: ir.Model, artifact: Artifact, calibration: Calibration)
                 FORMS[form].store(graph, weights)
         elif artifact.dialect == "ort" and not precision.is_half:
             split_shared_table(graph)
+            if artifact.graph in WINOGRAD_GRAPHS:
+                multiply_in_winograds_domain(graph)
         if precision.is_half:
             specs = (*artifact.inputs, *artifact.outputs)
             others = [spec.name for spec in specs if not is_cache(spec)]

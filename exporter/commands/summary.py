@@ -11,6 +11,7 @@ from ...runtime.apps.commands.tables import FittingTable, format_size
 from ...runtime.backends.architectures import describe_sms
 from ...runtime.bundle.bundle import Bundle
 from ...runtime.bundle.manifest import Artifact, Manifest
+from ...runtime.tasks import USES
 from ..levels import describe_quick
 from ..task_traits import TRAITS
 from .inspection import Inspection, describe_extras, describe_memory, describe_ranges, find_worst, sum_sizes
@@ -104,7 +105,8 @@ def list_next_steps(folder: Path, manifest: Manifest) -> list[str]:
     example = "Once upon a time" if TRAITS[manifest.task].continues_texts else "your text"
     question = ' --question "your question"' if "question_answering" in heads else ""
     chat = "--chat " if "chat_template" in manifest.tokenizer else ""
-    steps.append(f'Next:  planforge run {bundle} {chat}"{example}"{question}')
+    _, arguments = USES.get(manifest.task, ("", f'{chat}"{example}"{question}'))
+    steps.append(f"Next:  planforge run {bundle} {arguments}")
     if manifest.plans:
         steps.append(
             f"       planforge selftest {bundle}   # on a machine with a GPU: does a plan give the same?"

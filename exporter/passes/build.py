@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -12,9 +13,10 @@ from .weights import add_initializer
 
 # Operators that are used here, by the input that their results have the type of.
 TYPED_BY_FIRST = (
-    "Abs", "Add", "Attention", "Concat", "CumSum", "Div", "Expand", "Gather", "Gelu", "Gemm",
-    "GroupQueryAttention", "MatMul", "Max", "Mul", "Neg", "Range", "ReduceL2", "ReduceMax", "ReduceMin",
-    "ReduceSum", "Reshape", "Slice", "Softmax", "Split", "Squeeze", "Sub", "Transpose", "Unsqueeze",
+    "Abs", "Add", "Attention", "Concat", "CumSum", "DepthToSpace", "Div", "Expand", "Gather", "Gelu", "Gemm",
+    "GroupQueryAttention", "MatMul", "Max", "Mod", "Mul", "Neg", "Pad", "Range", "ReduceL2", "ReduceMax",
+    "ReduceMin", "ReduceSum", "Reshape", "Slice", "Softmax", "SpaceToDepth", "Split", "Squeeze", "Sub",
+    "Transpose", "Unsqueeze",
 )  # fmt: skip
 TYPED_BY = {
     **dict.fromkeys(TYPED_BY_FIRST, 0),
@@ -26,13 +28,17 @@ TYPED_BY = {
 
 
 class Builder:
-    """Adds nodes before one of a graph, or to its end; they are named after `name`."""
+    """Adds nodes before one of a graph, or to its end; they are named after `name`.
+
+    `metadata` is what they get, such as the module of a node that they replace.
+    """
 
     def __init__(self, graph: ir.Graph, before: ir.Node | None, name: str) -> None:
         self.graph = graph
         self.before = before
         self.name = name
         self.count = 0
+        self.metadata: Mapping[str, str] = {}
         self.taken = {node.name for node in graph}  # names; len(graph) tells none apart once a node is gone
 
     def __call__(self, operator: str, *inputs: Any, **options: Any) -> ir.Value:
@@ -50,6 +56,7 @@ class Builder:
         values = [x if x is None or isinstance(x, ir.Value) else self.add_constant(x) for x in inputs]
         name = self.make_name(operator)
         node = ir.node(operator, values, attributes, domain=domain, num_outputs=results, name=name)
+        node.metadata_props.update(self.metadata)
         for number, result in enumerate(node.outputs):
             result.type = infer_type(node)
             result.name = f"{name}.{number}"

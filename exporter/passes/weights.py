@@ -24,6 +24,8 @@ SCALED = ".times2^-"
 HALVED = "_fp16"
 ROWS = ".rows."
 EXTERNAL_FROM_BYTES = 1024  # smaller constants stay inside the .onnx, where a reader sees them
+# G of F(2, 3) in Lavin and Gray, 2015: what the weights of a row of three count at each point of a tile.
+WINOGRAD = ((1.0, 0.0, 0.0), (0.5, 0.5, 0.5), (0.5, -0.5, 0.5), (0.0, 0.0, 1.0))
 PIECE_BYTES = 2**24  # of a parameter that are converted and written at a time
 
 Array = npt.NDArray[Any]
@@ -162,6 +164,8 @@ class ParameterRef:
     transposed: bool = False  # the constant is its transpose
     shift: int = 0  # the constant is it times 2**-shift
     first: int | None = None  # the constant is its rows from this one on; None for all of them
+    # The constant has its kernels (C, K) of 3 x 3 at this point of Winograd's domain.
+    point: Sequence[int] | None = None
 
     @classmethod
     def read(cls, value: ir.Value) -> ParameterRef:
@@ -175,9 +179,19 @@ class ParameterRef:
 
     def of(self, array: np.ndarray, shape: Sequence[int]) -> np.ndarray:
         """Return the part of a parameter that a tensor of this shape stores, before it gets its type."""
+        if self.point is not None:
+            array = transform_kernels(array, *self.point)
         array = array.T if self.transposed else array
         array = np.ldexp(array, -self.shift) if self.shift else array
         return array if self.first is None else array[self.first : self.first + shape[0]]
+
+
+def transform_kernels(kernels: np.ndarray, i: int, j: int) -> np.ndarray:
+    """Return kernels (K, C, 3, 3) at a point of Winograd's domain: (C, K), in float64."""
+    down, right = WINOGRAD[i], WINOGRAD[j]
+    taken = [(a, b) for a in range(3) for b in range(3) if down[a] and right[b]]
+    parts = (down[a] * right[b] * kernels[:, :, a, b].astype(np.float64) for a, b in taken)
+    return sum(parts, np.zeros(kernels.shape[:2])).T
 
 
 def is_matrix_transpose(node: ir.Node) -> bool:

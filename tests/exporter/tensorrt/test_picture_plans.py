@@ -12,6 +12,7 @@ from typing import TypedDict
 import numpy as np
 import pytest
 
+from planforge.exporter import export
 from planforge.exporter.errors import BuildOptionError
 from planforge.exporter.tensorrt.build import Options
 from planforge.exporter.tensorrt.memory import check_plan_memory
@@ -89,6 +90,32 @@ def test_selftest_holds_plans_to_the_limits_of_the_export(planned: Path) -> None
     assert {comparison.artifact for comparison in result.comparisons} == {
         f"{graph}.portable.fp16" for graph in GRAPHS
     }
+
+
+def test_plans_in_int8_and_fp8_draw_what_their_graphs_draw(picture_bundle: Path, tmp_path: Path) -> None:
+    pytest.importorskip("tensorrt_rtx")
+    folder = tmp_path / "b"
+    export(
+        picture_bundle.parent / "checkpoint",
+        folder,
+        target="rtx",
+        precision=["int8", "fp8"],
+        sms=["sm89"],
+        verify="quick",
+    )
+    manifest = Bundle.open(folder).manifest
+    for precision in ("w8a16", "fp8a16"):
+        graphs = [manifest.artifact(f"{graph}.portable.{precision}") for graph in GRAPHS]
+        assert all(graph.passed for graph in graphs)
+        assert {graph.id for graph in graphs} <= {plan.built_from for plan in manifest.plans}
+        with ImageGenerator.load(folder, backend="ort-cpu", precision=precision) as model:
+            (expected,) = model.generate(PROMPT, seed=3, steps=2)
+        with (
+            emulated_gpu(folder, sm="sm89"),
+            ImageGenerator.load(folder, backend="tensorrt-rtx", precision=precision) as model,
+        ):
+            (picture,) = model.generate(PROMPT, seed=3, steps=2)
+        np.testing.assert_array_equal(picture.pixels, expected.pixels)
 
 
 def name_lengths(profile: Profile, side: str) -> tuple[int, int, int]:

@@ -1,0 +1,123 @@
+"""Writes convolutions of 3 x 3 as products in Winograd's domain, for which ONNX Runtime has no kernel.
+
+Lavin and Gray, 2015 (arXiv 1509.09308), F(2 x 2, 3 x 3): a tile of 4 x 4 points becomes 2 x 2 results by 16
+products where the convolution has 36. The points of a tile are those of one phase each of the picture: the
+even or odd rows and columns of it.
+
+N batch, C channels in, K channels out, H height, W width, R = H / 2 and S = W / 2 tiles, rounded up
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx_ir as ir
+from onnx_ir.passes.common import RemoveUnusedNodesPass
+
+from .build import Builder, replace_value
+from .weights import ParameterRef, add_initializer, make_lazy_tensor
+
+GRAPHS = ("unet",)  # the autoencoder's pictures are large: tiles would take four times their memory
+LEAST_CHANNELS = 256  # of both sides; fewer do not make up for the sums around the products
+USUAL = {
+    "auto_pad": "NOTSET",
+    "dilations": [1, 1],
+    "group": 1,
+    "kernel_shape": [3, 3],
+    "pads": [1, 1, 1, 1],
+    "strides": [1, 1],
+}
+END = np.iinfo(np.int64).max
+POINTS = range(4)  # of a tile, on each side
+ROWS, COLUMNS = 1, 2  # axes of (N, R, S, C)
+
+
+def multiply_in_winograds_domain(model: ir.Model) -> None:
+    """Replace each convolution of 3 x 3 that has many channels."""
+    op = Builder(model.graph, None, "winograd")
+    for node in list(model.graph):
+        if is_suited(node):
+            op.before, op.metadata = node, node.metadata_props
+            replace_value(node.outputs[0], write_convolution(op, node))
+    RemoveUnusedNodesPass()(model)
+
+
+def is_suited(node: ir.Node) -> bool:
+    """Tell whether a node is a convolution that is quicker by Winograd's products."""
+    if node.op_type != "Conv" or len(node.inputs) != 3 or node.inputs[1] is None:
+        return False
+    kernels = node.inputs[1].const_value
+    if kernels is None or any(plain(node, name) != value for name, value in USUAL.items()):
+        return False
+    K, C, *size = kernels.shape.numpy()
+    return size == [3, 3] and min(K, C) >= LEAST_CHANNELS
+
+
+def plain(node: ir.Node, name: str) -> object:
+    """Return an attribute's value as Python has it; what is left out has the usual one."""
+    attribute = node.attributes.get(name)
+    if attribute is None:
+        return USUAL[name] if name != "pads" else [0, 0, 0, 0]
+    value = attribute.value
+    return list(value) if isinstance(value, list | tuple) else value
+
+
+def write_convolution(op: Builder, conv: ir.Node) -> ir.Value:
+    """Return the results (N, K, H, W) of a convolution of (N, C, H, W)."""
+    x, kernels, bias = conv.inputs
+    assert kernels is not None
+    size = op("Shape", x, start=2, end=4)
+    tiles = split_into_tiles(op, x, size)
+    products = [[multiply(op, tiles[i][j], kernels, i, j) for j in POINTS] for i in POINTS]
+    # This product alone counts once in each of the four results of a tile.
+    products[1][1] = op("Add", products[1][1], bias)
+    rows = [sum_points(op, [products[i][j] for i in POINTS]) for j in POINTS]
+    results = [y for a in range(2) for y in sum_points(op, [rows[j][a] for j in POINTS])]
+    channels_first = op("Transpose", op("Concat", *results, axis=-1), perm=[0, 3, 1, 2])
+    whole = op("DepthToSpace", channels_first, blocksize=2, mode="DCR")
+    return op("Slice", whole, [0, 0], size, [2, 3])  # of an odd size the last row or column is padding
+
+
+def split_into_tiles(op: Builder, x: ir.Value | None, size: ir.Value) -> list[list[ir.Value]]:
+    """Return each point (N, R, S, C) of the tiles of (N, C, H, W), transformed; `size` is (H, W)."""
+    ends = op("Add", op("Mod", size, [2, 2]), [1, 1])
+    padded = op("Pad", x, op("Concat", [0, 0, 1, 1, 0, 0], ends, axis=0))
+    phases = op("Transpose", op("SpaceToDepth", padded, blocksize=2), perm=[0, 2, 3, 1])  # (N, R, S, 4 C)
+    points = []
+    for row in transform_points(op, phases, ROWS):
+        points.append(transform_points(op, row, COLUMNS))
+    return points
+
+
+def transform_points(op: Builder, phases: ir.Value, axis: int) -> list[ir.Value]:
+    """Return the points of tiles along an axis, of which even and odd ones lie side by side."""
+    even, odd = op.add("Split", phases, results=2, axis=-1, num_outputs=2).outputs
+    first, third = (op("Slice", even, [start], [end], [axis]) for start, end in ((0, -1), (1, END)))
+    second, fourth = (op("Slice", odd, [start], [end], [axis]) for start, end in ((0, -1), (1, END)))
+    return [
+        op("Sub", first, third),
+        op("Add", second, third),
+        op("Sub", third, second),
+        op("Sub", second, fourth),
+    ]
+
+
+def multiply(op: Builder, points: ir.Value, kernels: ir.Value, i: int, j: int) -> ir.Value:
+    """Return the products (N, R, S, K) of the points (N, R, S, C) of tiles with their kernels."""
+    stored = ParameterRef(ParameterRef.read(kernels).parameter, point=(i, j))
+    name = f"{stored.parameter}.winograd.{i}{j}"
+    tensor = kernels.const_value
+    assert tensor is not None
+    K, C, _, _ = tensor.shape.numpy()
+    lazy = make_lazy_tensor(lambda: stored.of(tensor.numpy(), (C, K)), (C, K), np.dtype(np.float32), name)
+    constant = add_initializer(op.graph, name, lazy)
+    stored.write(constant)
+    return op("MatMul", points, constant)
+
+
+def sum_points(op: Builder, points: list[ir.Value]) -> tuple[ir.Value, ir.Value]:
+    """Return the two results along an axis of a tile's four products."""
+    first, second, third, fourth = points
+    return (
+        op("Add", first, op("Add", second, third)),
+        op("Sub", op("Sub", second, third), fourth),
+    )
