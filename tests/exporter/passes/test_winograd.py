@@ -28,7 +28,7 @@ def make_model(weight: np.ndarray[Any, Any], bias: np.ndarray[Any, Any], **optio
         ir.Value(name=name, const_value=ir.tensor(array), shape=ir.Shape(array.shape))
         for name, array in (("conv.weight", weight), ("conv.bias", bias))
     ]
-    usual = {"pads": [1, 1, 1, 1], "strides": [1, 1], "dilations": [1, 1], "group": 1}
+    usual: dict[str, Any] = {"pads": [1, 1, 1, 1], "strides": [1, 1], "dilations": [1, 1], "group": 1}
     conv = ir.node("Conv", [x, *constants], {**usual, **options}, name="conv")
     conv.metadata_props["module"] = "conv"
     y = conv.outputs[0]
@@ -62,10 +62,11 @@ def test_results_are_those_of_a_convolution(size: tuple[int, int], parameters: A
     session = onnxruntime.InferenceSession(tmp_path / "x.onnx", providers=["CPUExecutionProvider"])
     x = draw(2, CHANNELS[0], *size, seed=2)
     (got,) = session.run(None, {"x": x})
-    wanted = F.conv2d(*(torch.from_numpy(a).double() for a in (x, weight, bias)), padding=1).numpy()
+    numbers = [torch.from_numpy(array).double() for array in (x, weight, bias)]
+    wanted = F.conv2d(numbers[0], numbers[1], numbers[2], padding=1).numpy()
     assert got.shape == wanted.shape
     # Errors of a sum of C terms add up as a random walk does; each result has the sums of 16 products.
-    terms = F.conv2d(*(torch.from_numpy(a).double().abs() for a in (x, weight, bias)), padding=1).numpy()
+    terms = F.conv2d(numbers[0].abs(), numbers[1].abs(), numbers[2].abs(), padding=1).numpy()
     allowed = ERROR * 16 * CHANNELS[0] ** 0.5 * terms.max()
     assert np.abs(got - wanted).max() <= allowed
 

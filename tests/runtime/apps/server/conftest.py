@@ -36,7 +36,9 @@ def models(
         "explained": explained("classifier") / "bundle",
     }
     with ExitStack() as stack:
-        models = {name: load(bundle, backend="ort-cpu", precision="fp32") for name, bundle in bundles.items()}
+        models: Models = {
+            name: load(bundle, backend="ort-cpu", precision="fp32") for name, bundle in bundles.items()
+        }
         for model in models.values():
             stack.callback(model.close)
         yield models
