@@ -15,5 +15,5 @@ if __name__ == "__main__":
     checkpoint = Path(sys.argv[1])
     planforge = Path(sys.executable).with_name("planforge")
     command: list[str | Path] = [planforge, "export", checkpoint, "-o", sys.argv[2], "--force", *sys.argv[3:]]
-    weights = sum(path.stat().st_size for path in checkpoint.glob("*.safetensors"))
+    weights = sum(path.stat().st_size for path in checkpoint.rglob("*.safetensors"))
     print(json.dumps({"checkpoint_mb": round(weights / 1e6), **measure_command_cost(command)}, indent=2))
