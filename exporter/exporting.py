@@ -44,7 +44,8 @@ from .targets import find_target
 from .tasks.explanation import ExplanationCase
 from .tasks.registry import TASKS
 from .tasks.verifier import Verifier, open_verifier
-from .tensorrt.plans import Progress, build_plans, plan_profiles, warn_of_left_out
+from .tensorrt.choices import warn_of_left_out
+from .tensorrt.plans import Progress, build_plans, plan_profiles
 from .tracing.trace import finish_trace, start_trace
 from .verification.explain import explain
 from .verification.explanations import keep_cases, verify_explanations

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from ..runtime.backends.ort_program import import_onnxruntime
 from ..runtime.backends.requirements import check_version
+from ..runtime.bundle.artifact import IN_HALF
 from ..runtime.bundle.manifest import Artifact, Manifest, TensorSpec
 from ..runtime.errors import InputError
 from .bundle.names import name_by_content
@@ -94,9 +95,11 @@ def plan_artifacts(
             same = [recipe for recipe in recipes if recipe.graph == graph]
             allowed = [p for p in PRECISIONS if any(takes(name, recipe, p, recipes) for recipe in same)]
             if not set(allowed) & set(precisions):
+                alike = [half for p in precisions if (half := IN_HALF.get(p)) in allowed]
                 raise InputError(
                     f"target {name!r} gets the {' or '.join(r.id for r in same)} graph, which can be"
                     f" {', '.join(allowed)}, not {', '.join(precisions)}"
+                    f"{f'; did you mean to add {alike[0]}?' if alike else ''}"
                 )
     return [
         make_artifact(

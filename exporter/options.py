@@ -19,8 +19,14 @@ from .limits import TABLE, Accepted
 from .precisions import PRECISIONS, expand_names, resolve_precisions
 from .targets import find_target
 from .tensorrt.build import USUAL, Options, check_build_options, resolve_architectures
-from .tensorrt.hardware import NEEDS
-from .tensorrt.plans import USUAL_TARGETS, is_elsewhere, make_board_error
+from .tensorrt.choices import (
+    check_kernels,
+    check_target,
+    explain_missing,
+    is_elsewhere,
+    make_board_error,
+)
+from .tensorrt.plans import USUAL_TARGETS
 
 QUANTIZERS = ("gptq", "rtn")  # how coarse weights are rounded, such as int4
 
@@ -176,27 +182,13 @@ def list_usual_precisions(targets: Sequence[str]) -> list[str]:
 
 def advise_for_board(request: Request) -> str:
     """Return the options that export the graphs for a board's plan, in addition to those asked for."""
-    here = [name for name in request.targets if not is_elsewhere(name)] or ["cpu"]
-    dialects = [find_target(name).dialect for name in request.targets if is_elsewhere(name)]
-    targets = dict.fromkeys([*here, *(TARGETS[dialect] for dialect in dialects)])
-    halves = [name for name in request.precisions if PRECISIONS[name].is_half]
-    precisions = dict.fromkeys([*request.precisions, *([] if halves else ["fp16"])])
+    here = [name for name in request.targets if not is_elsewhere(name)]
+    boards = [find_target(name) for name in request.targets if is_elsewhere(name)]
+    targets = dict.fromkeys([*(here or ["cpu"]), *(TARGETS[board.dialect] for board in boards)])
+    wanted = [p for p in request.precisions if here or not all(explain_missing(board, p) for board in boards)]
+    halves = [name for name in wanted if PRECISIONS[name].is_half]
+    precisions = dict.fromkeys([*wanted, *([] if halves else ["fp16"])])
     return f"export with --target {','.join(targets)} --precision {','.join(precisions)}"
-
-
-def check_kernels(precisions: Sequence[str], sms: Sequence[str]) -> None:
-    """Refuse a GPU that was named and has no kernels for any of the precisions of plans."""
-    kinds = [PRECISIONS[name] for name in precisions]
-    formats = [kind.format for kind in kinds if kind.is_half]
-    needs = [None if format is None else NEEDS.get(format.element_type) for format in formats]
-    for sm in sms:
-        unmet = [need for need in needs if need is not None and not need.is_met(sm)]
-        if unmet and len(unmet) == len(needs):
-            oldest = min(unmet, key=lambda need: need.sm)
-            raise InputError(
-                f"--sm {sm} has no kernels for {' and '.join(need.what for need in unmet)}, which begin with"
-                f" {oldest.gpu}: leave {sm} out, or add the precision fp16 or w8a16"
-            )
 
 
 def check_request(request: Request) -> None:
@@ -207,11 +199,12 @@ def check_request(request: Request) -> None:
         engine = find_target(name).engine
         if engine not in LIBRARIES:
             continue
+        check_target(name, request.precisions)
         if is_elsewhere(name):
             raise make_board_error(name, f"{advise_for_board(request)}, copy the bundle", request.output.name)
         if is_installed(engine) or targets != USUAL_TARGETS:
             named = resolve_architectures(engine, sms or LIBRARIES[engine].sms)
-            check_kernels(request.precisions, named if sms else ())
+            check_kernels(name, request.precisions, named if sms else ())
         check_build_options(engine, request.plans)
         if not any(PRECISIONS[precision].is_half for precision in request.precisions):
             raise InputError(f"target {name!r} builds its plan from fp16; add fp16 to the precisions")

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..runtime.backends.architectures import find_sm
+from ..runtime.backends.architectures import find_sm, suggest_series
 from ..runtime.backends.dialects import CPU_DIALECTS, PLANS_ONLY
 from ..runtime.backends.plan_compatibility import covers, reads
 from ..runtime.bundle.artifact import IN_HALF
@@ -115,7 +115,7 @@ def parse_keep(names: Sequence[str], bundle: Bundle) -> Keep:
         if name not in (*known, *sms):
             raise InputError(
                 f"keep={name!r} is no precision, target or GPU; {bundle.folder} has"
-                f" {describe_names(bundle)}{suggest_target(name, known)}"
+                f" {describe_names(bundle)}{suggest_series(name) or suggest_target(name, known)}"
             )
     present = list_precisions(bundle.manifest.artifacts)
     targets = [name for name in names if name in NAMES]

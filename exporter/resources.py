@@ -19,6 +19,7 @@ from .errors import OutputError
 from .options import Request
 from .precisions import PRECISIONS, Precision
 from .targets import find_target
+from .tensorrt.choices import explain_missing, has_kernels
 from .tensorrt.plan_graphs import group_by_precision, list_plan_graphs
 from .tensorrt.plans import Progress
 
@@ -109,11 +110,14 @@ def list_plans(
 ) -> list[list[Artifact]]:
     """Return the graphs that an export builds plans of here, those of one target and precision together."""
     targets = [find_target(name) for name in request.targets if builds_plan(name)]
-    dialects = ["portable" if checkpoint.exporter else target.dialect for target in targets]
     return [
         together
-        for dialect in dialects
-        for together in group_by_precision(list_plan_graphs(artifacts, dialect))
+        for target in targets
+        for together in group_by_precision(
+            list_plan_graphs(artifacts, "portable" if checkpoint.exporter else target.dialect)
+        )
+        if not explain_missing(target, together[0].precision)
+        and has_kernels(together[0].precision, request.sms or ())
     ]
 
 

@@ -12,10 +12,11 @@ from ..runtime.backends.cuda_kernels import explain_missing_attention
 from ..runtime.errors import InputError
 from ..runtime.suggest import did_you_mean
 from .precisions import PRECISIONS
-from .tensorrt_versions import INPLACE_SINCE, TENSORRT_VERSIONS, Version
+from .tensorrt_versions import INPLACE_SINCE, TENSORRT_VERSIONS, Version, find_first_version
 
 Engine = Literal["onnxruntime", "tensorrt", "tensorrt-rtx"]
 
+JETPACK_5 = "https://github.com/edgehook/Jetson-AI-task"
 JETPACK = "https://docs.pytorch.org/TensorRT/getting_started/jetpack.html"
 CONTAINERS = "https://github.com/dusty-nv/jetson-containers/blob/master/packages/cuda/tensorrt/config.py"
 DOWNLOADS = "https://developer.nvidia.com/embedded/jetpack/downloads"
@@ -39,6 +40,7 @@ class Target:
     # another dialect's, in any precision
     without: tuple[str, ...] = ()
     on_gpu: bool = False  # whether ONNX Runtime runs it on a GPU
+    sms: tuple[str, ...] = ()  # of a board with older GPUs alone
 
     def find_dialect(self, keeps_cache: bool, precision: str) -> str:
         """Return the dialect of a graph that it takes in a precision, whose attention has kernels there."""
@@ -61,6 +63,14 @@ class Target:
         """Tell whether it is a TensorRT before this version; always False for TensorRT-RTX."""
         return self.engine == "tensorrt" and self.version < (major, minor)
 
+    def refuse_version(self, precision: str) -> str:
+        """Return why its version has no plans in a precision; "" where it has some."""
+        format = PRECISIONS[precision].format
+        if format is None or not self.older_than(*(first := find_first_version(format.opset))):
+            return ""
+        needed, own = (f"{major}.{minor}" for major, minor in (first, self.version))
+        return f"{precision}, with weights in {format.name}, needs TensorRT {needed}, not {own}"
+
 
 def _make_target(version: Version, opsets: tuple[int, int], source: str) -> Target:
     text = f"{version[0]}.{version[1]}"
@@ -73,9 +83,9 @@ _VERSIONS = {
 }
 
 
-def _make_jetpack(name: str, version: Version, about: str, source: str) -> Target:
+def _make_jetpack(name: str, version: Version, about: str, source: str, *sms: str) -> Target:
     text = f"JetPack {about}: TensorRT {version[0]}.{version[1]}"
-    return replace(_VERSIONS[version], name=f"jetpack{name}", about=text, source=source)
+    return replace(_VERSIONS[version], name=f"jetpack{name}", about=text, source=source, sms=sms)
 
 
 _CPU = Target(
@@ -96,9 +106,9 @@ TARGETS = {
         _CPU,
         Target("rtx", "tensorrt-rtx", (1, 7), (7, 24), "TensorRT-RTX 1.7", RTX_MEASURED, dialect="inplace"),
         *_VERSIONS.values(),
-        _make_jetpack("5.1", (8, 5), "5.1 on Xavier and Orin", "https://github.com/edgehook/Jetson-AI-task"),
-        _make_jetpack("6.0", (8, 6), "6.0 on Orin", CONTAINERS),
-        _make_jetpack("6.2", (10, 3), "6.1 and 6.2 on Orin", JETPACK),
+        _make_jetpack("5.1", (8, 5), "5.1 on Xavier and Orin", JETPACK_5, "sm72", "sm87"),
+        _make_jetpack("6.0", (8, 6), "6.0 on Orin", CONTAINERS, "sm87"),
+        _make_jetpack("6.2", (10, 3), "6.1 and 6.2 on Orin", JETPACK, "sm87"),
         _make_jetpack("7.1", (10, 13), "7.0 and 7.1 on Thor", f"{DOWNLOADS}/archive-7.1.md"),
         _make_jetpack("7.2", (10, 16), "7.2 on Orin and Thor", DOWNLOADS),
     )
@@ -134,6 +144,8 @@ def find_target(name: str) -> Target:
 
 def suggest_target(name: str, known: Collection[str]) -> str:
     """Return the end of an error that refuses a name, of which a target was perhaps meant."""
+    if versions := [repr(other) for other in known if other.startswith(f"{name.lower()}.")]:
+        return f"; did you mean {' or '.join(versions)}?"
     return GPU_HINT if name.lower() in ("gpu", "nvidia") else did_you_mean(name, known)
 
 

@@ -22,3 +22,10 @@ TENSORRT_VERSIONS: dict[Version, tuple[tuple[int, int], str]] = {
     (11, 2): ((9, 25), OPSETS),
 }
 INPLACE_SINCE: Version = (10, 15)  # TensorScatter and Attention came with it
+TYPED_SINCE: Version = (10, 0)  # networks whose types are the graph's, as quantized weights need them
+
+
+def find_first_version(opset: int) -> Version:
+    """Return the first TensorRT for which quantized weights of an opset's form are documented."""
+    rows = TENSORRT_VERSIONS.items()
+    return min(version for version, ((_, last), _) in rows if version >= TYPED_SINCE and last >= opset)

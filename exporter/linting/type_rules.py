@@ -7,11 +7,12 @@ from collections.abc import Iterator
 import onnx_ir as ir
 
 from ...runtime.backends.architectures import describe_sm
+from ..number_formats import INT4, NVFP4
 from ..passes.quantization_form import FIX, find_form_faults
 from ..passes.quantization_form import OPERATORS as QUANTIZATION
 from ..targets import RTX_MEASURED, Target
 from ..tensorrt.hardware import BFLOAT16, FP4, FP8, FP32_PRODUCT, NEEDS, find_need
-from ..tensorrt_versions import OPERATORS
+from ..tensorrt_versions import OPERATORS, find_first_version
 from .model import (
     LintModel,
     find_input,
@@ -37,12 +38,11 @@ NEVER = frozenset(
         " FLOAT8E5M2FNUZ"
     )
 )
-# Those that came later.
+# Those that came later; of 4 bits with the opsets that ONNX has them in.
 SINCE = {
     ir.DataType.BFLOAT16: (9, 0),
     ir.DataType.FLOAT8E4M3FN: (9, 0),
-    ir.DataType.INT4: (10, 0),
-    ir.DataType.FLOAT4E2M1: (10, 8),
+    **{ir.DataType(f.element_type): find_first_version(f.opset) for f in (INT4, NVFP4)},
 }
 QUANTIZED = frozenset({ir.DataType.INT8, ir.DataType.INT4, ir.DataType.FLOAT8E4M3FN, ir.DataType.FLOAT4E2M1})
 READS_UINT8 = frozenset({"Cast", "CastLike", "Equal", "Identity", "QuantizeLinear", "DequantizeLinear"})
@@ -74,7 +74,7 @@ def check_type_unsupported(model: LintModel, target: Target) -> Iterator[Hit]:
         if dtype in NEVER:
             what = f"{name_type(dtype)} is not a type of {target.about}"
         elif target.older_than(*first):
-            what = f"{name_type(dtype)} came with TensorRT {first[0]}.{first[1]}"
+            what = f"{name_type(dtype)} is documented from TensorRT {first[0]}.{first[1]} on"
         else:
             continue
         yield Hit(what, node, "" if node else str(value.name))

@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from ...runtime.backends.architectures import describe_sms, find_sm
+from ...runtime.backends.architectures import describe_sms, find_sm, suggest_series
 from ...runtime.backends.tensorrt_library import LIBRARIES, is_installed, make_library_error
 from ...runtime.bundle.bundle import Bundle, compute_sha256
 from ...runtime.bundle.manifest import Artifact, Plan, PlanWeight
@@ -167,9 +167,11 @@ def resolve_architectures(engine: str, sms: Sequence[str]) -> list[str]:
     allowed = LIBRARIES[engine].sms
     unknown = [sm for sm in wanted if allowed and sm not in allowed]
     if unknown:
+        hint = suggest_series(unknown[0]) or (
+            "; for another GPU use --target tensorrt on the machine that has it"
+        )
         raise BuildOptionError(
-            f"{engine} builds no plans for {describe_sms(unknown)}, only for {describe_sms(allowed)};"
-            " for another GPU use --target tensorrt on the machine that has it"
+            f"{engine} builds no plans for {describe_sms(unknown)}, only for {describe_sms(allowed)}{hint}"
         )
     if allowed and not wanted:
         raise BuildOptionError(f"{engine} needs the GPUs to build for: some of {describe_sms(allowed)}")

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ...runtime.backends.architectures import describe_sm
+from ..precisions import PRECISIONS
 
 if TYPE_CHECKING:
     # Only functions import onnx: a command that builds no plan loads without it.
@@ -59,8 +60,14 @@ def find_need(operator: str, inputs: Sequence[int | None], outputs: Sequence[int
     return FP32_PRODUCT if is_product and inputs and inputs[0] in FLOATS else None
 
 
-def list_needs(path: Path) -> Iterator[tuple[str, Need]]:
-    """Yield the names of the nodes that need something of a GPU, without reading external data."""
+def find_weight_need(precision: str) -> Need | None:
+    """Return the needs of a precision's quantized weights; None where every GPU supports it."""
+    format = PRECISIONS[precision].format
+    return None if format is None else NEEDS.get(format.element_type)
+
+
+def list_needs(path: Path) -> list[Need]:
+    """Return what a graph's nodes need of a GPU, each once, without reading external data."""
     import onnx
     import onnx.shape_inference
 
@@ -68,11 +75,12 @@ def list_needs(path: Path) -> Iterator[tuple[str, Need]]:
     with suppress(Exception):  # of a damaged graph onnx infers nothing; TensorRT's parser will say so
         model = onnx.shape_inference.infer_shapes(model)
     nodes, types = collect_nodes(model.graph)
-    for node in nodes:
-        inputs = [types.get(name) for name in node.input]
-        need = None if node.domain else find_need(node.op_type, inputs, [types.get(n) for n in node.output])
-        if need is not None:
-            yield node.name or node.output[0], need
+    needs = (
+        find_need(node.op_type, [types.get(n) for n in node.input], [types.get(n) for n in node.output])
+        for node in nodes
+        if not node.domain
+    )
+    return [need for need in dict.fromkeys(needs) if need is not None]
 
 
 def collect_nodes(graph: GraphProto) -> tuple[list[NodeProto], dict[str, int]]:
@@ -92,15 +100,6 @@ def collect_nodes(graph: GraphProto) -> tuple[list[NodeProto], dict[str, int]]:
 
 def describe_unmet(path: Path, sms: Sequence[str]) -> dict[str, str]:
     """Return, in words, the computations that keep a graph's plan from being built, for each architecture."""
-    unmet: dict[str, dict[str, list[str]]] = {}
-    for name, need in list_needs(path):
-        for sm in sms:
-            if not need.is_met(sm):
-                unmet.setdefault(sm, {}).setdefault(need.what, []).append(name)
-    return {
-        sm: " and ".join(
-            f"{what} ({names[0]}{f' and {len(names) - 1} more' if names[1:] else ''})"
-            for what, names in found.items()
-        )
-        for sm, found in unmet.items()
-    }
+    needs = list_needs(path)
+    unmet = {sm: [need.what for need in needs if not need.is_met(sm)] for sm in sms}
+    return {sm: " and ".join(found) for sm, found in unmet.items() if found}

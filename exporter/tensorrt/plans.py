@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-import shlex
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -17,18 +16,27 @@ from ...runtime.bundle.bundle import Bundle
 from ...runtime.bundle.export_again import suggest_export_again
 from ...runtime.bundle.manifest import Artifact, FileEntry, Manifest, Plan
 from ...runtime.bundle.plan import make_network_name
-from ...runtime.errors import BackendUnavailableError, InputError
+from ...runtime.errors import InputError
 from ...runtime.suggest import did_you_mean
 from ..bundle.names import name_by_content
 from ..bundle.writer import install_change, list_file_entries, open_staging_folder
-from ..errors import BuildError, BuildOptionError
+from ..errors import BuildError
 from ..precisions import expand_names
 from ..targets import INSTALLED, NAMES, find_target
 from ..task_traits import TRAITS
 from .build import USUAL, Options, PlanRequest, build_plan, resolve_architectures
-from .hardware import describe_unmet
+from .choices import (
+    Group,
+    check_kernels,
+    check_target,
+    choose_groups,
+    is_elsewhere,
+    make_board_error,
+    warn_of_left_out,
+    warn_of_refused,
+)
 from .memory import check_plan_memory, estimate_memory
-from .plan_graphs import find_plan_graphs, group_by_precision
+from .plan_graphs import find_plan_graphs
 from .profiles import Profile, derive_profiles
 
 log = logging.getLogger("planforge")
@@ -89,7 +97,11 @@ def build(
     """
     opened = Bundle.open(bundle)
     name = choose_target(opened, target, engine, options)
-    chosen = choose_precisions(opened, precisions)
+    wanted = [] if precisions is None else expand_names(precisions, in_half=True)
+    check_target(name, wanted)
+    if sms and not is_elsewhere(name):
+        check_kernels(name, wanted, resolve_architectures(find_target(name).engine, sms))
+    chosen = opened if precisions is None else choose_precisions(opened, wanted)
     warn_of_left_out(chosen, [name], sms)
     with open_staging_folder(opened.folder) as staging:
         new = build_plans_for(chosen, name, sms, limits, staging, progress, options)
@@ -123,13 +135,10 @@ def choose_target(bundle: Bundle, target: str | None, engine: str | None, option
     return name
 
 
-def choose_precisions(bundle: Bundle, names: Sequence[str] | None) -> Bundle:
-    """Return the bundle as if it had no graphs but those of these precisions; None keeps all."""
-    if names is None:
-        return bundle
+def choose_precisions(bundle: Bundle, wanted: Sequence[str]) -> Bundle:
+    """Return the bundle as if it had no graphs but those of these precisions."""
     manifest = bundle.manifest
     known = dict.fromkeys(artifact.precision for artifact in manifest.artifacts if artifact.is_half)
-    wanted = expand_names(names, in_half=True)
     for name in wanted:
         if name not in known:
             raise InputError(
@@ -194,40 +203,44 @@ def build_plans_for(
     progress: Progress,
     options: Options = USUAL,
 ) -> list[Plan]:
-    """Build a target's plans, one for each graph and precision, below `folder`."""
-    target = find_target(target_name)
-    graphs = find_plan_graphs(bundle, target.dialect)
+    """Build a target's plans, one for each graph and precision, below `folder`.
+
+    `warn_of_left_out` has told which precisions get none.
+    """
+    graphs = find_plan_graphs(bundle, find_target(target_name).dialect)
     if is_elsewhere(target_name):
         raise make_board_error(target_name, "copy the bundle", bundle.folder.name)
     profiles = plan_profiles(graphs, limits or {}, options)
     if options.max_memory is not None:
         derive = partial(plan_profiles, graphs, options=USUAL)
         check_plan_memory(bundle, graphs, limits or {}, derive, options.max_memory)
+    groups, _ = choose_groups(bundle, target_name, sms)
     plans: list[Plan] = []
     refused: list[BuildError] = []
-    for together in group_by_precision(graphs):
+    for group in groups:
         try:
-            plans += build_together(bundle, together, target_name, sms, profiles, folder, progress, options)
+            plans += build_together(bundle, group, target_name, profiles, folder, progress, options)
         except BuildError as error:
             refused.append(error)
-    warn_of_refused(refused, is_all=not plans)
+    if not plans:
+        raise refused[0]
+    warn_of_refused(refused)
     return plans
 
 
 def build_together(
     bundle: Bundle,
-    graphs: Sequence[Artifact],
+    group: Group,
     target_name: str,
-    sms: Sequence[str] | None,
     profiles: Mapping[str, Sequence[Profile]],
     folder: Path,
     progress: Progress,
     options: Options,
 ) -> list[Plan]:
     """Build the plans of the graphs of one precision, which are of no use without each other."""
-    architectures, _ = choose_architectures(bundle, graphs, target_name, sms)
+    architectures = group.architectures
     plans: list[Plan] = []
-    for artifact in graphs:
+    for artifact in group.graphs:
         where = describe_sms(architectures) or "this GPU"
         progress(f"building a {find_target(target_name).engine} plan of {artifact.id} for {where}")
         own = profiles[artifact.id]
@@ -256,85 +269,6 @@ def plan_profiles(
             raise InputError(f"{option} {sorted(unknown)[0]}=...: an axis is {' or '.join(known)}")
     maxima = {f"max_{axis}": limits.get(axis) for axis in known}
     return {graph.id: derive_profiles(graph, **maxima, opt=options.opt) for graph in graphs}
-
-
-def warn_of_refused(refused: Sequence[BuildError], is_all: bool) -> None:
-    """Log why some precisions get no plan; raise the first reason if none does."""
-    if refused and is_all:
-        raise refused[0]
-    for error in refused:
-        log.warning("one precision gets no plan: %s", error)
-
-
-def choose_architectures(
-    bundle: Bundle, graphs: Sequence[Artifact], target_name: str, sms: Sequence[str] | None
-) -> tuple[tuple[str, ...], str]:
-    """Return the GPUs to build for, named or the engine's own, and those left out, with the reason or "".
-
-    Left out are those that have no kernel for what a graph computes, unless they are named.
-
-    Raises:
-        BuildOptionError: such a GPU was named.
-        BuildError: none is left.
-    """
-    engine = find_target(target_name).engine
-    if not LIBRARIES[engine].sms:
-        return tuple(sms or ()), ""
-    wanted = resolve_architectures(engine, sms or LIBRARIES[engine].sms)
-    unmet = [(graph, describe_unmet(bundle.path(graph.file), wanted)) for graph in graphs]
-    out = [sm for sm in wanted if any(sm in found for _, found in unmet)]
-    if not out:
-        return tuple(wanted), ""
-    left = [sm for sm in LIBRARIES[engine].sms if not any(sm in found for _, found in unmet)]
-    graph, found = next((graph, found) for graph, found in unmet if found)
-    instead = "fp16 and w8a16 do" if graph.quantization else "it does in ONNX Runtime (--target cuda)"
-    why = (
-        f"{graph.id} does not run on {describe_sms(out)} in {engine}, which has no kernels there for"
-        f" {found[max(found)]}; {instead}"
-    )
-    if sms:
-        others = f"--sm {','.join(left)}" if left else "a target of ONNX Runtime"
-        raise BuildOptionError(f"--sm {','.join(sms)}: {why}. Leave out {', '.join(out)}: {others}")
-    if not left:
-        raise BuildError(why)
-    return tuple(sm for sm in wanted if sm in left), f"no plan for {', '.join(out)}: {why}"
-
-
-def warn_of_left_out(bundle: Bundle, targets: Sequence[str], sms: Sequence[str] | None) -> None:
-    """Log the GPUs that get no plan, before long work begins; refuse those of them that a user named."""
-    for name in targets:
-        target = find_target(name)
-        if target.engine in LIBRARIES and is_installed(target.engine):
-            groups = group_by_precision(find_plan_graphs(bundle, target.dialect))
-            refused: list[BuildError] = []
-            for together in groups:
-                try:
-                    _, why = choose_architectures(bundle, together, name, sms)
-                except BuildError as error:
-                    refused.append(error)
-                    continue
-                if why:
-                    log.warning("%s", why)
-            warn_of_refused(refused, is_all=len(refused) == len(groups))
-
-
-def is_elsewhere(target_name: str) -> bool:
-    """Tell whether a target's plans are built elsewhere: by JetPack's own TensorRT, if it is not here."""
-    return target_name.startswith("jetpack") and not is_installed(find_target(target_name).engine)
-
-
-def make_board_error(target_name: str, hint: str, bundle: str) -> BackendUnavailableError:
-    """Return the error that says where the plans of a board are built; `hint` brings a bundle there."""
-    if find_target(target_name).version < (8, 6):
-        return BackendUnavailableError(
-            f"{target_name} has TensorRT only for Python 3.8, and PlanForge needs 3.10: write the graph for"
-            " trtexec instead, as in docs/deploy/jetson.md"
-        )
-    return BackendUnavailableError(
-        f"a plan for {target_name} is built on the board, by JetPack's own TensorRT: {hint} there, then"
-        f" `planforge build {shlex.quote(bundle)} --target {target_name}`; if this is the board, `planforge"
-        " doctor` says what is missing"
-    )
 
 
 def build_plan_of_graph(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 
 # Sources: https://developer.nvidia.com/cuda-gpus, and cuda-legacy-gpus for sm72 and older.
@@ -21,6 +22,7 @@ GPUS = {
     "sm120": ("RTX 50", "RTX PRO Blackwell"),
     "sm121": ("DGX Spark", "GB10"),
 }
+GEFORCE = re.compile(r"rtx([2-9]0)[5-9]0")  # a model; "RTX 5000 Ada" is of another kind
 JETSON = ("sm72", "sm87", "sm101", "sm110")  # boards, whose GPUs run no plan for desktops
 
 
@@ -41,6 +43,13 @@ def find_sm(text: str) -> str:
     lower = text.lower()
     if lower.isdecimal():
         return f"sm{lower}"
-    compact = lower.replace(" ", "")
     named = {name.lower().replace(" ", ""): sm for sm, names in GPUS.items() for name in names}
-    return named.get(compact, lower)
+    return named.get(lower.replace(" ", ""), lower)
+
+
+def suggest_series(text: str) -> str:
+    """Return the end of an error that refuses "RTX 3060": "; did you mean RTX 30 (sm86)?", else ""."""
+    model = GEFORCE.search(text.lower().replace(" ", ""))
+    series = f"RTX {model[1]}" if model else ""
+    sm = find_sm(series)
+    return f"; did you mean {series} ({sm})?" if sm in GPUS else ""

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from ..bundle.plan import RTX_SMS
 from ..errors import BackendUnavailableError, suggest_install
 
 log = logging.getLogger("planforge")
@@ -30,9 +31,7 @@ class Library:
 
 # A library's name is also the name of the extra that installs it.
 LIBRARIES = {
-    "tensorrt-rtx": Library(
-        "tensorrt_rtx", "tensorrt-rtx-cu13", ("sm75", "sm80", "sm86", "sm89", "sm120", "sm121"), "13.0"
-    ),
+    "tensorrt-rtx": Library("tensorrt_rtx", "tensorrt-rtx-cu13", RTX_SMS, "13.0"),
     "tensorrt": Library("tensorrt", "tensorrt"),
 }
 

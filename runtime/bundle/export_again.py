@@ -10,6 +10,7 @@ from typing import Any
 
 from .bundle import Bundle
 from .manifest import Artifact, Axis, Manifest
+from .plan import RTX_SMS
 
 TARGETS = {"portable": "portable", "inplace": "rtx"}  # that give a dialect
 
@@ -33,14 +34,16 @@ def suggest_export_again(
 
     manifest = bundle.manifest
     graphs = manifest.artifacts
-    has_plan = any(plan.engine == "tensorrt-rtx" for plan in manifest.plans)
-    there = [*map(find_target, graphs), *(["rtx"] if has_plan else [])]
+    built_for = {sm for plan in manifest.plans if plan.engine == "tensorrt-rtx" for sm in plan.sms}
+    there = [*map(find_target, graphs), *(["rtx"] if built_for else [])]
     words = [
         *name_origin(bundle),
         *("-o", str(bundle.folder), "--force"),
         *("--precision", ",".join(dict.fromkeys([*(a.precision for a in graphs), *precisions]))),
         *("--target", ",".join(dict.fromkeys([*there, *targets]))),
     ]
+    if built_for and built_for != set(RTX_SMS):
+        words += ["--sm", ",".join(sm for sm in RTX_SMS if sm in built_for)]
     if wanted := dict.fromkeys([*read_chosen_outputs(manifest), *outputs]):
         words += ["--outputs", ",".join(wanted)]
     if most := find_max_batch(manifest):

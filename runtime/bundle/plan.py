@@ -12,6 +12,8 @@ from ..errors import ManifestError
 from .artifact import DTYPES, SLOTS, Artifact, Axis
 from .json_reader import Reader, check_file_name
 
+RTX_SMS = ("sm75", "sm80", "sm86", "sm89", "sm120", "sm121")  # that TensorRT-RTX builds plans for
+
 
 def make_network_name(artifact: Artifact, hashes: Mapping[str, str]) -> str:
     """Return the name of a plan's network, which binds the plan to the bytes it was built from.

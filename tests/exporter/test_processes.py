@@ -32,7 +32,7 @@ from planforge.exporter.graphs import trace_graphs
 from planforge.exporter.options import Request
 from planforge.exporter.processes import leave_cores, start_child
 from planforge.exporter.reference_model import load_our_model
-from planforge.exporter.tensorrt import build, plans
+from planforge.exporter.tensorrt import build, choices, plans
 from planforge.exporter.tracing import trace
 from planforge.exporter.verification.explain import make_tracer
 from planforge.runtime.bundle.bundle import Bundle
@@ -143,8 +143,10 @@ class Refusing:
             SimpleNamespace(id=f"{graph}.portable.fp16", graph=graph, precision="fp16", constraints=())
             for graph in ("encoder", "decoder")
         ]
-        monkeypatch.setattr(plans, "find_plan_graphs", lambda manifest, dialect: graphs)
-        monkeypatch.setattr(plans, "choose_architectures", lambda *arguments: (("sm86",), ""))
+        for module in (plans, choices):
+            monkeypatch.setattr(module, "find_plan_graphs", lambda manifest, dialect: graphs)
+        group = SimpleNamespace(graphs=graphs, architectures=("sm86",))
+        monkeypatch.setattr(choices, "choose_architectures", lambda *arguments: group)
         monkeypatch.setattr(plans, "derive_profiles", lambda artifact, **limits: [])
         monkeypatch.setattr(plans, "build_plan_of_graph", self.build_plan_of_graph)
         monkeypatch.setattr(plans, "is_installed", lambda engine: True)

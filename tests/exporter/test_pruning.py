@@ -235,6 +235,7 @@ def test_pruning_twice_removes_nothing_more(own_bundle: Path) -> None:
             r" cuda, portable, rtx, and plans for sm75, .*sm121; did you mean 'int8'",
         ),
         ("gpu", "did you mean 'cuda'"),
+        ("rtx,RTX 3060", r"keep='RTX 3060' is no .* plans for sm75, .*; did you mean RTX 30 \(sm86\)\?$"),
         ("int4", "keep='int4': .* has no graphs in that precision; it has some in fp32, fp16"),
         ("int4,cpu", "keep='int4': .* has no graphs in that precision for cpu; it has some in fp32, fp16$"),
         ("rtx,sm52", "keep='sm52': .* has no plan for that GPU for rtx; it has sm75, .*sm121$"),

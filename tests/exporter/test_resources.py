@@ -101,6 +101,22 @@ def test_plans_count_where_they_are_built(checkpoint: Checkpoint, monkeypatch: p
     assert without[True].memory > without[False].memory
 
 
+def test_plans_that_cannot_be_for_the_named_gpus_do_not_count(
+    checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def measure(precisions: tuple[str, ...], *sms: str) -> int:
+        request = replace(make_request(*precisions, target="rtx"), sms=sms or None)
+        artifacts = plan_artifacts(checkpoint, request.targets, request.precisions)
+        return estimate_need(HALF, checkpoint, artifacts, request).disk
+
+    both, one = ("fp16", "nvfp4a16"), ("fp16",)
+    monkeypatch.setattr(resources, "is_installed", lambda engine: False)
+    graph = measure(both) - measure(one)
+    monkeypatch.setattr(resources, "is_installed", lambda engine: True)
+    assert measure(both, "sm120") == measure(both) > measure(both, "sm86")
+    assert measure(both, "sm86") == measure(both, "RTX 30", "RTX 50") == measure(one, "sm86") + graph
+
+
 def measure_folder(folder: Path) -> int:
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
 

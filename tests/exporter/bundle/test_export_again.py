@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +49,15 @@ def test_a_decoder_keeps_its_precisions_and_lengths(tmp_path: Path) -> None:
     assert manifest.artifacts[0].precision == "int8"  # run goes on to take it
     assert (manifest.max_length, manifest.artifacts[0].axis("batch").max) == (48, 3)
     assert planforge("build", folder, "--sm", "sm86").returncode == 0
+
+
+def test_the_gpus_of_plans_are_kept(demo_bundle: Path) -> None:
+    bundle = Bundle.open(demo_bundle)
+    assert " --sm" not in suggest_export_again(bundle)  # the plan is for all
+    plan = bundle.manifest.plans[0]
+    plans = tuple(replace(plan, sms=sms) for sms in (("sm120", "sm86"), ("sm86",)))
+    bundle = Bundle(bundle.folder, replace(bundle.manifest, plans=plans))
+    assert " --sm sm86,sm120 " in suggest_export_again(bundle)
 
 
 def test_an_encoder_keeps_its_outputs(tmp_path: Path) -> None:

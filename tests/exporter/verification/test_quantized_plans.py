@@ -240,7 +240,11 @@ def test_plans_of_all_precisions_are_built_and_smaller(
     check_choice(Bundle.open(tmp_path / "B"))
     older = build(tmp_path / "B", sms=["sm75"]).plans
     assert [plan.built_from for plan in older] == ["decoder.inplace.fp16", "decoder.inplace.w8a16"]
-    assert any("Leave out sm75" in record.getMessage() for record in caplog.records)
+    told = [text for record in caplog.records if "Leave out sm75" in (text := record.getMessage())]
+    assert len(told) == len(set(told)) == 3  # each once
+    assert [text.rpartition("--sm ")[2] for text in told] == [
+        ",".join(plans[name].sms) for name in ("w4a16", "fp8a16", "nvfp4a16")
+    ]
     two = build(tmp_path / "B", sms=["sm86"], precisions=["fp16", "int8"]).plans
     assert [plan.built_from for plan in two] == ["decoder.inplace.fp16", "decoder.inplace.w8a16"]
     with pytest.raises(InputError, match="'fp32': the bundle has no such graph that plans are built from"):

@@ -23,7 +23,9 @@ from planforge.exporter.number_formats import PLAN_INT8
 from planforge.exporter.passes.int8_rows import RowProduct, StaticRule
 from planforge.exporter.passes.quantized_weight import QuantizedWeight
 from planforge.exporter.passes.static_rows import UNSMOOTHING, find_source, read_rows
+from planforge.exporter.tensorrt.choices import choose_architectures
 from planforge.runtime import TextEncoder
+from planforge.runtime.bundle.bundle import Bundle
 from planforge.runtime.errors import InputError
 
 from ...helpers.faults import Fault, Plant, change_weight, constant, node_of
@@ -210,8 +212,12 @@ def test_a_gpu_without_fp8_is_refused_before_anything_is_read(tmp_path: Path) ->
 @needs_rtx
 def test_a_plan_for_a_gpu_without_fp8_is_refused_before_it_is_built(planted: PlantedBundle) -> None:
     """What TensorRT's own builder answers is in passes/test_static_rows.py."""
-    words = r"--sm sm86: encoder.portable.fp8a8 does not run on sm86 .* no kernels there for fp8 \("
+    bundle = Bundle.open(planted.folder)
+    graphs = [artifact for artifact in bundle.manifest.artifacts if artifact.precision == "fp8a8"]
+    words = r"--sm sm86: encoder.portable.fp8a8 does not run on sm86 .* no kernels there for fp8; take fp16, "
     with pytest.raises(BuildOptionError, match=words):
+        choose_architectures(bundle, graphs, "rtx", ["sm86"])
+    with pytest.raises(InputError, match="--sm sm86 has no kernels for fp8, which begin with sm89 "):
         build(planted.folder, sms=["sm86"], precisions=["fp8a8"])
 
 

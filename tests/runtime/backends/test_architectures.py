@@ -9,7 +9,14 @@ import pytest
 
 from planforge.exporter.tensorrt.build import resolve_architectures
 from planforge.runtime.apps.diagnostics.jetson import ARCHITECTURES
-from planforge.runtime.backends.architectures import GPUS, JETSON, describe_sm, describe_sms, find_sm
+from planforge.runtime.backends.architectures import (
+    GPUS,
+    JETSON,
+    describe_sm,
+    describe_sms,
+    find_sm,
+    suggest_series,
+)
 from planforge.runtime.backends.tensorrt_library import LIBRARIES
 
 DOCS = Path(__file__).parents[3] / "docs/deploy"
@@ -35,6 +42,13 @@ def test_the_documentation_calls_gpus_alike(page: str) -> None:
 def test_a_gpu_is_named_in_each_form_that_people_use() -> None:
     assert [find_sm(text) for text in ("86", "SM86", "RTX 30", "rtx30", "a10")] == ["sm86"] * 5
     assert find_sm("Jetson Orin") == "sm87" and find_sm("GTX 9") == "gtx 9"
+    models = ("RTX 3060", "geforce rtx 4090 Ti", "RTX5070")
+    assert [suggest_series(text) for text in models] == [
+        "; did you mean RTX 30 (sm86)?",
+        "; did you mean RTX 40 (sm89)?",
+        "; did you mean RTX 50 (sm120)?",
+    ]
+    assert not any(map(suggest_series, ("RTX 5000 Ada", "RTX 9060", "GTX 1080", "rtx", "A1000")))
     assert len({name for names in GPUS.values() for name in names}) == sum(map(len, GPUS.values()))
     assert describe_sms(["sm80+", "sm999"]) == "sm80+ (A100, A30 and later), sm999"
     pytest.importorskip("tensorrt_rtx")
