@@ -24,7 +24,7 @@ from planforge.exporter.tensorrt.build import USUAL
 from planforge.exporter.tensorrt.memory import check_plan_memory
 from planforge.exporter.tensorrt.plan_graphs import find_plan_graphs
 from planforge.exporter.tensorrt.plans import plan_profiles
-from planforge.runtime import TextGenerator, load
+from planforge.runtime import TextEncoder, TextGenerator, load
 from planforge.runtime.bundle.artifact import EXACTNESS, rank_exactness
 from planforge.runtime.bundle.bundle import Bundle
 from planforge.runtime.bundle.manifest import Artifact, Manifest
@@ -95,7 +95,8 @@ def test_the_sum_is_what_the_files_and_the_configuration_say(demo_bundle: Path) 
     assert need.cache == 3 * 100 * config["n_layer"] * 2 * config["n_embd"] * 4
     # Three of a feed-forward part of four times the width, nine of the width, and each head's scores twice.
     width = 3 * 4 * config["n_embd"] + 9 * config["n_embd"] + 2 * config["n_head"] * 100
-    assert need.activations == 3 * 100 * 4 * width
+    logits = 3 * config["vocab_size"] * 4
+    assert need.activations == 3 * 100 * 4 * width + logits
     assert need.total == need.weights + need.cache + need.activations
     half = sum_memory(*find(demo_bundle, "decoder.inplace.fp16"), 3, 100, False)
     assert half.cache * 2 == need.cache and half.weights < need.weights
@@ -227,7 +228,8 @@ def test_a_translators_encoder_beams_and_source_count(dates_bundle: Path) -> Non
             assert need.cache == batch * 5 * length * one + batch * min(length, 64) * one
             source = 4 * read * (3 * 700 + 9 * width + 2 * 2 * length)
             target = 4 * batch * 5 * (3 * 512 + 9 * width + 2 * 4 * length)
-            assert need.activations == source + target
+            logits = 4 * batch * 5 * manifest.config["target_vocab_size"]
+            assert need.activations == source + target + logits
             assert need.weights == sum((dates_bundle / name).stat().st_size for name in encoder.data)
 
 
@@ -266,10 +268,45 @@ def test_of_several_that_fit_the_one_that_loses_least_is_taken(whole_bundle: Pat
             assert model.artifact.precision == precision
 
 
+def test_an_encoder_runs_in_smaller_batches_before_it_changes_its_precision(
+    head_bundle: Callable[[str], Path], tmp_path: Path
+) -> None:
+    """What is summed for one text is what its run needs. The graph in fp16 stands for one in int8."""
+    bundle = shutil.copytree(head_bundle("classifier"), tmp_path / "bundle")
+    content = (bundle / "manifest.json").read_text()
+    (bundle / "manifest.json").write_text(re.sub(r'"(encoder\.portable\.)?fp16"', r'"\1int8"', content))
+    manifest, graphs = find(bundle, "encoder.ort.fp32")
+    need = sum_memory(manifest, graphs, 1, manifest.max_length, True)
+    texts = ["bread " * manifest.max_length] * 8
+    with TextEncoder.load(bundle, backend="ort-cpu", precision="fp32") as model:
+        expected = model.classify(texts, logits=True)[0].logits
+    with TextEncoder.load(bundle, backend="ort-cpu", memory_limit=need.total) as model:
+        assert model.artifact.precision == "fp32"
+        assert [one.logits for one in model.classify(texts, logits=True)] == [pytest.approx(expected)] * 8
+    with TextEncoder.load(bundle, backend="ort-cpu", memory_limit=need.total - 1) as model:
+        assert model.artifact.precision == "int8"
+    options: Any = {"precision": "fp32", "memory_limit": need.total - 1}
+    with (
+        TextEncoder.load(bundle, backend="ort-cpu", **options) as model,
+        pytest.raises(MemoryLimitError) as caught,
+    ):
+        model.classify(texts)
+    assert caught.value.needed == need.total
+
+
+def test_a_decoders_sum_is_what_its_run_needs(demo_bundle: Path) -> None:
+    need = sum_memory(*find(demo_bundle, "decoder.ort.fp32"), 3, 200, True)
+    options: Any = {"precision": "fp32", "memory_limit": need.total - 1}
+    with TextGenerator.load(demo_bundle, backend="ort-cpu", **options) as model:
+        with pytest.raises(MemoryLimitError) as caught:
+            model.decoder.check_memory(3, 200)
+        assert caught.value.needed == need.total
+
+
 def test_encoders_and_translators_take_what_fits(
     head_bundle: Callable[[str], Path], marian_bundle: Path
 ) -> None:
-    """In fp16 a CPU needs no less: smaller batches and shorter translations fit."""
+    """In fp16 a CPU needs no less: shorter texts and translations fit."""
     for bundle in (head_bundle("classifier"), marian_bundle):
         with load(bundle, backend="ort-cpu", precision="fp32") as model:
             manifest = model.bundle.manifest
@@ -277,8 +314,7 @@ def test_encoders_and_translators_take_what_fits(
             if manifest.task == "translation":
                 graphs.append(model.encoder.artifact)  # type: ignore[union-attr]
             length = min(manifest.max_length, *(graph.axis("tokens").max for graph in graphs))
-            rows = 1 if manifest.encoder is None else -(-1024 // length)
-            needed = sum_memory(manifest, graphs, rows, length, widens_half=True).total
+            needed = sum_memory(manifest, graphs, 1, length, widens_half=True).total
         for limit in (needed, needed - 1):
             with load(bundle, backend="ort-cpu", memory_limit=limit) as model:
                 assert model.artifact.precision == "fp32"
@@ -329,7 +365,8 @@ def test_the_largest_that_fits() -> None:
         ("2GiB", 2**31),
         ("1.5 MB", 1_500_000),
         ("500mb", 5 * 10**8),
-        ("7", 7),
+        ("7B", 7),
+        ("1000000", 10**6),
         ("1KiB", 1024),
     ],
 )
@@ -341,6 +378,13 @@ def test_sizes(text: str, size: int) -> None:
 def test_what_is_no_size(text: str) -> None:
     with pytest.raises(InputError, match="is not a size; give one such as 500MB, 4GB or 2GiB"):
         parse_size("--max-memory", text)
+
+
+def test_a_number_without_a_unit_is_no_small_limit() -> None:
+    with pytest.raises(InputError, match=r"--max-memory '150' has no unit, so it is 150 bytes; .* 150MB or"):
+        parse_size("--max-memory", "150")
+    with pytest.raises(InputError, match="has no unit"):
+        parse_size("--max-memory", "999999")
 
 
 def test_commands_refuse_a_board_with_too_little_memory(own_bundle: Path) -> None:
@@ -355,6 +399,16 @@ def test_commands_refuse_a_board_with_too_little_memory(own_bundle: Path) -> Non
         line = error_line(name, own_bundle, *options, "--max-memory", "1MB", code=1)
         assert "15.0 MB of weights in fp32 and a cache; --max-memory is 1 MB" in line
         assert "is not a size" in error_line(name, own_bundle, *options, "--max-memory", "much")
+
+
+def test_what_bench_leaves_out_names_its_option(llama_demo_bundle: Path) -> None:
+    """Weights in fp32 are larger than the limit, those in int8 are not."""
+    manifest, graphs = find(llama_demo_bundle, "decoder.ort.fp32")
+    limit = f"{count_weight_bytes(manifest, graphs, widens_half=True)}B"
+    options = ("--precision", "fp32,int8", "--prompt-tokens", 2, "--new-tokens", 2, "--threads", 1)
+    done = planforge("bench", llama_demo_bundle, *options, "--max-memory", limit)
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"fp32 is not measured: .*; --max-memory is [\d.]+ MB", done.stderr)
 
 
 def test_a_plan_that_would_fit_is_not_refused(demo_bundle: Path) -> None:
