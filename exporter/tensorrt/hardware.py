@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ...runtime.backends.architectures import describe_sm
+from ..precisions import PRECISIONS
 
 if TYPE_CHECKING:
     # Only functions import onnx: a command that builds no plan loads without it.
@@ -57,6 +58,12 @@ def find_need(operator: str, inputs: Sequence[int | None], outputs: Sequence[int
             return need
     is_product = operator in PRODUCTS and not (operator == "Einsum" and len(inputs) == 1)
     return FP32_PRODUCT if is_product and inputs and inputs[0] in FLOATS else None
+
+
+def find_weight_need(precision: str) -> Need | None:
+    """Return the needs of a precision's quantized weights; None where every GPU supports it."""
+    format = PRECISIONS[precision].format
+    return None if format is None else NEEDS.get(format.element_type)
 
 
 def list_needs(path: Path) -> Iterator[tuple[str, Need]]:
