@@ -397,6 +397,5 @@ def test_inspect_says_what_layers_need(own_bundle: Path, tmp_path: Path) -> None
     shown = planforge("inspect", own_bundle, "--layers").stdout
     assert all(f"{a.file}, " in shown for a in Bundle.open(own_bundle).manifest.artifacts)
     assert "has no plan, so these are the nodes of its graphs; build one: planforge build" in shown
-    assert "has no plan; build one: planforge build" in error_line(
-        "inspect", own_bundle, "--layers", "--time"
-    )
+    line = error_line("inspect", own_bundle, "--layers", "--time")
+    assert "has no plan; build one: planforge build" in line
