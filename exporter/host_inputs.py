@@ -94,14 +94,16 @@ def find_late_inputs_alone(graph: ir.Graph) -> Iterator[tuple[ir.Node, ir.Value]
 def place_nodes(graph: ir.Graph) -> Iterator[tuple[ir.Node, str]]:
     """Yield a graph's nodes, each `ON_GPU`, `ON_HOST`, or `CONSTANT` if it is computed when it is loaded.
 
-    Those of branches are left out; so is whether there is a kernel on a GPU.
+    Those of branches are left out; so is whether there is a kernel on a GPU. Quantized weights stay as they
+    are: each call dequantizes them, in the kernel of a product or before it.
     """
     constants = set(graph.initializers.values())
     on_host: set[ir.Value] = set()
     for node in graph:
         is_alone = not any(attribute.type in GRAPHS for attribute in node.attributes.values())
+        stays = node.op_type == "DequantizeLinear"
         place = ON_GPU
-        if is_alone and all(value is None or value in constants for value in node.inputs):
+        if is_alone and not stays and all(value is None or value in constants for value in node.inputs):
             constants.update(node.outputs)
             place = CONSTANT
         elif runs_on_host(node, on_host, constants):

@@ -21,6 +21,7 @@ from .bundle.names import name_export
 from .bundle.writer import install_change, open_staging_folder
 from .precisions import PRECISIONS, expand_names
 from .targets import NAMES, Target, find_target, find_target_of_plan, suggest_target
+from .tensorrt.hardware import find_weight_need
 from .verification.explanations import PREFIX as EXPLANATIONS
 from .verification.report import prune_checks
 
@@ -179,13 +180,14 @@ def choose_graphs(bundle: Bundle, keep: Keep) -> list[Artifact]:
     """
     manifest = bundle.manifest
     everything = keep_whole(manifest, manifest.artifacts)
-    by_target = {name: list_graphs(manifest, find_target(name)) for name in keep.targets}
+    by_target = {name: list_graphs(manifest, find_target(name), keep.sms) for name in keep.targets}
     if CPU in by_target:
         by_target[CPU] = add_slow_graphs(manifest, by_target, keep.precisions)
+    on = f" on {', '.join(keep.sms)}" if keep.targets and keep.sms else ""
     for name, graphs in by_target.items():
         if not graphs:
             raise InputError(
-                f"keep={name!r}: {bundle.folder} has no graphs for that target; it has some for"
+                f"keep={name!r}: {bundle.folder} has no graphs for that target{on}; it has some for"
                 f" {', '.join(list_targets(manifest))}"
             )
     available = [a for graphs in by_target.values() for a in graphs] if keep.targets else everything
@@ -194,8 +196,8 @@ def choose_graphs(bundle: Bundle, keep: Keep) -> list[Artifact]:
         if precision not in precisions:
             more = list_slow_graphs(manifest, list_precisions(everything)) if CPU in by_target else []
             raise InputError(
-                f"keep={precision!r}: {bundle.folder} has no graphs in that precision{describe_for(keep)}; it"
-                f" has some in {', '.join(list_precisions([*available, *more]))}"
+                f"keep={precision!r}: {bundle.folder} has no graphs in that precision{describe_for(keep)}{on}"
+                f"; it has some in {', '.join(list_precisions([*available, *more]))}"
             )
     kept = [a for a in available if a.precision in (keep.precisions or precisions)]
     for name, graphs in by_target.items():
@@ -263,9 +265,18 @@ def runs_on(plan: Plan, sm: str) -> bool:
     return not plan.sms or any(covers(listed, sm) for listed in plan.sms)
 
 
-def list_graphs(manifest: Manifest, target: Target) -> list[Artifact]:
-    """Return the graphs of a bundle that a target runs, or builds plans from."""
-    return keep_whole(manifest, [a for a in manifest.artifacts if takes(manifest, target, a)])
+def list_graphs(manifest: Manifest, target: Target, sms: Sequence[str] = ()) -> list[Artifact]:
+    """Return the graphs of a bundle that a target runs, or builds plans from; for some GPUs, if named."""
+    taken = [artifact for artifact in manifest.artifacts if takes(manifest, target, artifact)]
+    if target.plans and sms:
+        taken = [artifact for artifact in taken if has_kernels(artifact.precision, sms)]
+    return keep_whole(manifest, taken)
+
+
+def has_kernels(precision: str, sms: Sequence[str]) -> bool:
+    """Tell whether one of some GPUs has kernels for a precision's weights."""
+    need = find_weight_need(precision)
+    return need is None or any(map(need.is_met, sms))
 
 
 def takes(manifest: Manifest, target: Target, artifact: Artifact) -> bool:

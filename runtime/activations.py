@@ -7,6 +7,7 @@ needed.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -14,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from .bundle.image_defaults import ImageDefaults
-from .bundle.manifest import Artifact
+from .bundle.manifest import Artifact, TensorSpec
 
 # Names of a model's sizes in its family's configuration.
 WIDTHS = ("hidden_size", "n_embd", "d_model")
@@ -44,6 +45,21 @@ def count_logit_bytes(artifact: Artifact, rows: int) -> int:
     if spec is None or not isinstance(spec.axes[-1], int):
         return 0
     return rows * spec.axes[-1] * np.dtype(spec.dtype).itemsize
+
+
+def count_output_bytes(specs: Sequence[TensorSpec], count: int, longest: int, rows: int) -> int:
+    """Return the size of some outputs of `count` sequences; `rows` of their positions have word logits."""
+    found = 0
+    for spec in specs:
+        names = spec.axis_names()
+        numbers = math.prod(axis for axis in names if isinstance(axis, int))
+        places = count
+        if names[0] == "rows":
+            places = rows
+        elif "tokens" in names:
+            places = count * longest
+        found += places * numbers * np.dtype(spec.dtype).itemsize
+    return found
 
 
 def count_batch_bytes(config: Mapping[str, Any], tokens: int, longest: int, graph: str = "encoder") -> int:

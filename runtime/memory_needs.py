@@ -12,7 +12,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from .activations import count_batch_bytes, count_picture_bytes, describe_usual_batch
+from .activations import (
+    count_batch_bytes,
+    count_logit_bytes,
+    count_output_bytes,
+    count_picture_bytes,
+    describe_usual_batch,
+)
 from .bundle.artifact import Artifact, Axis, TensorSpec
 from .bundle.manifest import Manifest
 from .decoding.cache_shapes import count_cache_bytes, count_step_tokens
@@ -31,7 +37,7 @@ class MemoryNeed:
         length: tokens of each, prompt and answer; 0 of pictures.
         weights: of all graphs, each file once.
         cache: keys and values, of a translation's source too.
-        activations: a layer's results that live at one time, of each graph.
+        activations: a layer's results that live at one time, of each graph, and what it gives.
     """
 
     batch: int
@@ -77,6 +83,7 @@ def sum_memory(
             count_batch_bytes(
                 manifest.config, count_read_tokens(artifact, batch, rows, length), length, artifact.graph
             )
+            + count_result_bytes(manifest, artifact, rows, length)
             for artifact in artifacts
         ),
     )
@@ -108,6 +115,16 @@ def count_read_tokens(artifact: Artifact, batch: int, rows: int, length: int) ->
     return min(batch * length, max(TOKEN_BUDGET, length))
 
 
+def count_result_bytes(manifest: Manifest, artifact: Artifact, rows: int, length: int) -> int:
+    """Return the size of a decoder's logits, or of an encoder's outputs, with one masked word of each text.
+
+    What a translation's encoder gives is the decoder's; see `count_kept_bytes`.
+    """
+    if manifest.encoder is not None:
+        return count_output_bytes(artifact.outputs, rows, length, rows)
+    return count_logit_bytes(artifact, rows)
+
+
 def count_tensor_bytes(spec: TensorSpec, batch: int, length: int) -> int:
     """Return the size of a source's keys or values, of rows of so many tokens."""
     lengths = [axis if isinstance(axis, int) else min(axis.max, length) for axis in spec.axes]
@@ -121,4 +138,10 @@ def parse_size(option: str, text: str) -> int:
     match = re.fullmatch(r"([0-9]{1,15}(?:\.[0-9]{1,6})?) ?([A-Za-z]*)", text.strip())
     if match is None or match[2].upper() not in UNITS or int(float(match[1]) * UNITS[match[2].upper()]) < 1:
         raise InputError(f"{option} {text!r:.40} is not a size; give one such as 500MB, 4GB or 2GiB")
-    return int(float(match[1]) * UNITS[match[2].upper()])
+    size = int(float(match[1]) * UNITS[match[2].upper()])
+    if not match[2] and size < UNITS["MB"]:
+        raise InputError(
+            f"{option} {text!r} has no unit, so it is {size} bytes; give a unit, as in {match[1]}MB or"
+            f" {match[1]}GB"
+        )
+    return size

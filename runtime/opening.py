@@ -18,7 +18,6 @@ from .errors import BackendUnavailableError, BundleError, InputError, ManifestEr
 from .memory_needs import MemoryNeed, count_weight_bytes, sum_memory
 from .option_checks import check_options, check_whole
 from .options import LoadOptions
-from .text.batching import TOKEN_BUDGET
 
 log = logging.getLogger("planforge")
 
@@ -114,7 +113,7 @@ def choose_artifacts(engine: Backend, bundle: Bundle, request: LoadRequest, *gra
     )
     if chosen is not first:
         log.warning(
-            "%s is loaded in %s: %s needs %s; memory_limit is %.1f MB",
+            "%s is loaded in %s: %s needs %s; the limit of memory is %.1f MB",
             bundle.folder.name,
             chosen[0].precision,
             first[0].precision,
@@ -170,13 +169,12 @@ def list_others(
 def sum_need(
     engine: Backend, bundle: Bundle, request: LoadRequest, artifacts: Sequence[Artifact]
 ) -> MemoryNeed:
-    """Return what one text of full length needs; of an encoder a largest batch."""
+    """Return what one text of full length needs: where several do not fit, smaller batches run."""
     manifest = bundle.manifest
     reading = [artifact for artifact in artifacts if artifact.has_axis("tokens")]
     most = min(manifest.max_length, *(artifact.axis("tokens").max for artifact in reading))
     length = min(request.max_length or most, most)
-    rows = 1 if manifest.encoder is None else -(-TOKEN_BUDGET // length)
-    return sum_memory(manifest, artifacts, rows, length, engine.widens_half)
+    return sum_memory(manifest, artifacts, 1, length, engine.widens_half)
 
 
 def check_weights(

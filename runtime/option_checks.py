@@ -62,7 +62,7 @@ def check_batch_size(batch_size: int | None, most: int) -> int:
     if batch_size > most:
         raise InputError(
             f"batch_size={batch_size} is more than the {most} rows that this bundle allows; ask for fewer, or"
-            " export it again with a larger max_batch",
+            " export it again for more (planforge export --max-batch)",
             option="batch_size",
         )
     return batch_size

@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from ...runtime.apps.commands.console import print_json, print_tables, show_stages, split_names
+from ...runtime.apps.commands.console import name_options, print_json, print_tables, show_stages, split_names
 from ...runtime.apps.commands.run_options import (
     BackendOption,
     BundleArgument,
@@ -17,6 +17,7 @@ from ...runtime.apps.commands.run_options import (
     make_option,
     read_max_memory,
 )
+from ...runtime.apps.stage_progress import Notice
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -81,7 +82,7 @@ def bench(
             height=height,
             width=width,
             memory_limit=read_max_memory(max_memory),
-            progress=progress,
+            progress=lambda line: progress(name_limit(line)),
         )
         if output is not None:
             write_whole(output, json.dumps(result.to_json(), indent=1, allow_nan=False) + "\n")
@@ -92,6 +93,12 @@ def bench(
             print_json(result.to_json(), indent=1)
         else:
             print_tables(make_bench_tables(result, chosen))
+
+
+def name_limit(line: str) -> str:
+    """Return a line of progress; what is said of a precision that does not fit names the command's option."""
+    limit = {"memory_limit": "--max-memory"}
+    return Notice(name_options(line, limit)) if isinstance(line, Notice) else line
 
 
 def record_default(folder: Path, result: BenchResult) -> Case:

@@ -70,8 +70,8 @@ def open_sides(old: Path, new: Path | None, precision: str | None, backend: str 
         for bundle, name, on in zip((bundles[0], bundles[-1]), precisions, backends, strict=True)
     ]
     if new is None and sides[0] == sides[1]:
-        found = dict.fromkeys(f"{proof.precision},{proof.backend}" for proof in read_evidence(bundles[0]))
-        measured = f"; measured are {', '.join(found)}" if found else ""
+        found = dict.fromkeys(f"{proof.precision} on {proof.backend}" for proof in read_evidence(bundles[0]))
+        measured = f"; measured are {' and '.join(found)}" if found else ""
         raise InputError(
             f"{old} is the only bundle, and has one side: give a second bundle, or two precisions or backends"
             f" of this one, as in --precision fp16,int8{measured}"

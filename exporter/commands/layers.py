@@ -30,6 +30,9 @@ class Found:
 
     plans: list[PlanLayers] = field(default_factory=list)
     graphs: dict[str, tuple[Layer, ...]] = field(default_factory=dict)  # by the file's name
+    in_place_of: dict[str, list[str]] = field(
+        default_factory=dict
+    )  # by a graph's file the plans that it is for
     left_out: dict[str, PlanForgeError] = field(default_factory=dict)  # by the plan's file
     notes: list[str] = field(default_factory=list)
 
@@ -45,11 +48,18 @@ class Found:
         }
         sections = [make_section(one, profile) for one in self.plans for profile in one.profiles]
         sections += [
-            (f"{file}, {len(nodes)} nodes", COLUMNS, [tuple(list_cells(node)) for node in nodes])
+            (self.name_graph(file), COLUMNS, [tuple(list_cells(node)) for node in nodes])
             for file, nodes in self.graphs.items()
         ]
         notes = [f"left out: {text if file in text else f'{file}: {text}'}" for file, text in told.items()]
         return Inspection(value, sections, [*self.notes, *notes])
+
+    def name_graph(self, file: str) -> str:
+        """Return the title of a graph's table."""
+        title = f"{file}, {len(self.graphs[file])} nodes"
+        plans = " and ".join(self.in_place_of.get(file, ()))
+        told = f", in place of the layers of {plans}, which cannot be read here: see below" if plans else ""
+        return title + told
 
 
 def inspect_layers(path: Path, is_timed: bool, plot: Path | None = None) -> Inspection:
@@ -112,6 +122,7 @@ def add_plan(found: Found, bundle: Bundle, plan: Plan, is_timed: bool) -> None:
         if not is_timed:
             with suppress(PlanForgeError):  # what is wrong with a bundle's file, the plan's line says
                 found.graphs[graph] = read_nodes(bundle.path(graph))
+                found.in_place_of.setdefault(graph, []).append(plan.file)
         return
     found.plans.append(layers)
     found.notes += list_notes(bundle, layers)

@@ -65,22 +65,25 @@ def list_without_kernel(model: LintModel) -> Iterator[tuple[ir.Node, str, str]]:
 
 @dataclass(frozen=True)
 class Placement:
-    """Counts how many nodes of a graph run where, without those that are computed when it is loaded.
+    """Counts how many nodes of a graph run where.
 
     Attributes:
         gpu: on the GPU.
         cpu_shapes: on the CPU, which computes shapes.
         cpu_others: on the CPU, as no kernel on the GPU takes them.
+        constants: nowhere later: they are computed when the graph is loaded.
     """
 
     gpu: int
     cpu_shapes: int
     cpu_others: int
+    constants: int
 
     def describe(self) -> str:
         """Return the counts in words, as in "62 nodes run on the GPU, 6 shape computations on the CPU"."""
-        others = f", {self.cpu_others} others on the CPU" if self.cpu_others else ""
-        return f"{self.gpu} nodes run on the GPU, {self.cpu_shapes} shape computations on the CPU{others}"
+        more = f", {self.cpu_others} others on the CPU" if self.cpu_others else ""
+        more += f", {self.constants} when it is loaded" if self.constants else ""
+        return f"{self.gpu} nodes run on the GPU, {self.cpu_shapes} shape computations on the CPU{more}"
 
 
 def count_placement(model: LintModel) -> Placement:
@@ -91,7 +94,7 @@ def count_placement(model: LintModel) -> Placement:
     on_gpu = [node for node, place in placed if place == ON_GPU]
     shapes = sum(place == ON_HOST for _, place in placed)
     others = sum(node in without for node in on_gpu)
-    return Placement(len(on_gpu) - others, shapes, others)
+    return Placement(len(on_gpu) - others, shapes, others, len(placed) - len(on_gpu) - shapes)
 
 
 def name_types(values: Sequence[ir.Value | None]) -> dict[int, str]:

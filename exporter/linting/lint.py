@@ -6,6 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
+from ...runtime.backends.dialects import PLANS_ONLY
 from ...runtime.bundle.bundle import Bundle
 from ...runtime.bundle.manifest import Artifact, Manifest
 from ...runtime.errors import InputError
@@ -86,23 +87,31 @@ def explain_left_out(
     for target, files in taken.items():
         for artifact in artifacts:
             if artifact.file not in files:
-                why = explain_not_taken(target, artifact)
+                why = explain_not_taken(target, artifact, artifacts)
                 told.setdefault(artifact.file, {}).setdefault(why, []).append(target.name)
     return {
-        file: "; ".join(f"{' and '.join(names)} {why}" for why, names in reasons.items())
+        file: "; ".join(f"for {' and '.join(names)} {why}" for why, names in reasons.items())
         for file, reasons in told.items()
     }
 
 
-def explain_not_taken(target: Target, artifact: Artifact) -> str:
-    """Return why a target does not take a graph, in words that follow the target's name."""
+def explain_not_taken(target: Target, artifact: Artifact, artifacts: Sequence[Artifact]) -> str:
+    """Return why a target does not take a graph of a bundle's, in words that follow "for" and its name."""
     wanted = target.find_dialect(artifact.keeps_cache, artifact.precision)
-    if artifact.dialect == wanted:
-        return f"has no use for {artifact.precision}, as other precisions are faster there"
-    if artifact.dialect == "portable":
-        return f"takes the same graph in the dialect {wanted!r}"
-    other = "" if wanted == "portable" else ", or else 'portable'"
-    return f"takes the dialect {wanted!r}{other}, not {artifact.dialect!r}"
+    if artifact.dialect not in (wanted, "portable"):
+        other = "" if wanted == "portable" else ", or else 'portable',"
+        return f"the dialect {wanted!r}{other} is taken, not {artifact.dialect!r}"
+    is_other = artifact.dialect != wanted and artifact.precision not in target.without
+    if is_other and is_exported_for(target, artifact, artifacts):
+        return f"the same graph in the dialect {wanted!r} is taken"
+    return f"{artifact.precision} is of no use, as other precisions are faster there"
+
+
+def is_exported_for(target: Target, artifact: Artifact, artifacts: Sequence[Artifact]) -> bool:
+    """Tell whether a bundle has a graph in the dialect that a target takes it in."""
+    wanted = target.find_dialect(artifact.keeps_cache, artifact.precision)
+    found = {(a.graph, a.precision) for a in artifacts if a.dialect == wanted}
+    return (artifact.graph, artifact.precision) in found
 
 
 def list_bundle_targets(manifest: Manifest) -> list[str]:
@@ -134,14 +143,23 @@ def choose_graphs(target: Target, artifacts: Sequence[Artifact]) -> list[Artifac
     chosen: list[Artifact] = []
     for kind in dict.fromkeys(artifact.graph for artifact in artifacts):
         same_kind = [artifact for artifact in artifacts if artifact.graph == kind]
-        taken = [
-            a
-            for a in same_kind
-            if a.dialect == target.find_dialect(a.keeps_cache, a.precision)
-            and a.precision not in target.without
-        ]
+        taken = [artifact for artifact in same_kind if takes(target, artifact, artifacts)]
         chosen += taken or [a for a in same_kind if a.dialect == "portable"] or same_kind
     return chosen
+
+
+def takes(target: Target, artifact: Artifact, artifacts: Sequence[Artifact]) -> bool:
+    """Tell whether a target takes a graph of a bundle's.
+
+    ONNX Runtime runs the portable graph of a precision that has no other: one in fp16 on a GPU alone.
+    """
+    if artifact.precision in target.without:
+        return False
+    if artifact.dialect == target.find_dialect(artifact.keeps_cache, artifact.precision):
+        return True
+    if artifact.dialect != "portable" or target.plans or is_exported_for(target, artifact, artifacts):
+        return False
+    return artifact.precision not in PLANS_ONLY and (target.on_gpu or not artifact.is_half)
 
 
 def check_graph(model: LintModel, name: str, target: Target, shared: SharedHits) -> list[Finding]:

@@ -108,11 +108,6 @@ class LintReport:
         candidates = [other for other, taker in self.checked if taker == target and other not in bad]
         return [other for other in candidates if self.graphs[other] == kind]
 
-    def matters(self, finding: Finding) -> bool:
-        """Tell whether a finding counts for its target: it does not if another graph of the kind fits."""
-        fitting = self.list_fitting(finding.graph, finding.target)
-        return not fitting or finding.graph in fitting
-
     def suggest_other(self, graph: str, target: str) -> str:
         """Return which other graph of a bundle the target takes instead of one with errors; "" if none."""
         fitting = self.list_fitting(graph, target)
@@ -153,14 +148,14 @@ class LintReport:
         }
 
     def tables(self) -> list[RenderableType]:
-        """Return tables: a row for each graph and target, and a row for each finding that matters."""
+        """Return tables: a row for each graph and target, and a row for each finding."""
         from ...runtime.apps.commands.tables import FittingTable
 
         rows = [(graph, target, self.describe_verdict(graph, target)) for graph, target in self.checked]
         tables: list[RenderableType] = [FittingTable(str(self.path), ("graph", "target", "verdict"), rows)]
         # A fault that several targets share is told once.
         shared: dict[Finding, list[str]] = {}
-        for finding in filter(self.matters, self.findings):
+        for finding in self.findings:
             same = replace(finding, target="", source="")
             shared.setdefault(same, []).append(finding.target)
         columns = ("severity", "rule", "targets", "where", "what is wrong", "fix")

@@ -119,7 +119,7 @@ def read_plan_layers(
     except BackendUnavailableError as error:
         raise BackendUnavailableError(
             f"TensorRT reads the layers of {plan.file} only on a machine that runs it: {error}."
-            f" {describe_way_to_layers(bundle, plan, again)}"
+            f" {describe_way_to_layers(bundle, plan, again, runs > 0)}"
         ) from error
     program = backend.open(alone, backend.artifact(alone, artifact.graph, None))
     if program.runtime_config is not None:  # TensorRT-RTX's, whose own graphs would hide the layers
@@ -137,17 +137,20 @@ def read_plan_layers(
     return PlanLayers(plan, backend.device.gpu.name, tuple(found))
 
 
-def describe_way_to_layers(bundle: Bundle, plan: Plan, again: str) -> str:
-    """Return what shows the layers of a plan that does not run here; `again` builds it with all of them."""
+def describe_way_to_layers(bundle: Bundle, plan: Plan, again: str, is_timed: bool) -> str:
+    """Return what shows the layers of a plan that does not run here; `again` builds it with all of them.
+
+    Who did not want their times is shown the nodes of its graph anyway.
+    """
     show = f"`planforge inspect {bundle.folder} --layers`"
     graph = bundle.folder / bundle.manifest.artifact(plan.built_from).file
-    nodes = f"`planforge inspect {graph} --layers` shows the nodes of its graph here"
+    nodes = f"; `planforge inspect {graph} --layers` shows the nodes of its graph here" if is_timed else ""
     if plan.layers is not None:
-        return f"Here, {show} shows them as TensorRT listed them at its build; {nodes}"
+        return f"Here, {show} shows them as TensorRT listed them at its build{nodes}"
     if LIBRARIES[plan.engine].sms and plan.profiling != "detailed":  # it is built without a GPU
-        return f"Here, `{again}` keeps a list of them at its build, which {show} shows; {nodes}"
+        return f"Here, `{again}` keeps a list of them at its build, which {show} shows{nodes}"
     first = "" if plan.profiling == "detailed" else f"`{again}`, then "
-    return f"There, {first}{show}; {nodes}"
+    return f"There, {first}{show}{nodes}"
 
 
 def read_listed_layers(bundle: Bundle, plan: Plan, modules: Mapping[str, str]) -> PlanLayers | None:

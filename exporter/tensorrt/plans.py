@@ -112,9 +112,9 @@ def build(
         if plan.file in before.files:
             progress(f"built {plan.file} again, and TensorRT gave the same bytes")
     for plan in replaced:
-        progress(
-            f"replaced {plan.file}, which was for the same graph, GPUs and lengths; TensorRT gave other bytes"
-        )
+        alike = any(dataclasses.replace(plan, file=one.file, layers=one.layers) == one for one in new)
+        why = "; TensorRT gave other bytes" if alike else ", with other options or of another version"
+        progress(f"replaced {plan.file}, which was for the same graph, GPUs and lengths{why}")
     return BuildResult(opened.folder, tuple(new), tuple(replaced))
 
 

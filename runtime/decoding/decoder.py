@@ -105,7 +105,7 @@ class Decoder(GraphRunner):
         if num_beams > rows:
             raise InputError(
                 f"num_beams={num_beams} is more than the {rows} rows that this bundle allows; ask for fewer,"
-                " or export it again with a larger max_batch",
+                " or export it again for more (planforge export --max-batch)",
                 option="num_beams",
             )
 

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..activations import count_batch_bytes
+from ..activations import count_batch_bytes, count_output_bytes
 from ..backends.backend import Array, BoundGraph, GraphRunner, Program
 from ..backends.buckets import find_bucket
 from ..bundle.defaults import EncoderDefaults
@@ -204,21 +204,6 @@ def count_section_bytes(
     kept = count_output_bytes(outputs.asked, count, longest, rows)
     dropped = count_output_bytes(outputs.others, -(-tokens // longest), longest, 0)
     return kept + dropped + count_batch_bytes(config, tokens, longest)
-
-
-def count_output_bytes(specs: Sequence[TensorSpec], count: int, longest: int, rows: int) -> int:
-    """Return the bytes of some outputs of `count` sequences."""
-    found = 0
-    for spec in specs:
-        names = spec.axis_names()
-        numbers = math.prod(axis for axis in names if isinstance(axis, int))
-        places = count
-        if names[0] == "rows":
-            places = rows
-        elif "tokens" in names:
-            places = count * longest
-        found += places * numbers * np.dtype(spec.dtype).itemsize
-    return found
 
 
 def split_into_sections(

@@ -265,6 +265,24 @@ def test_rows_that_do_not_fit_are_told_line_by_line() -> None:
     ]
 
 
+@pytest.mark.parametrize("width", [80, 100, 120])
+def test_no_column_of_a_long_text_has_a_line_for_each_word(width: int) -> None:
+    """As in lint's findings: a file's long name leaves the other texts little room."""
+    name = "onnx/decoder.portable.fp32-76c90290.onnx"
+    cells = ("warning", "int64-input", "jetpack5.1", f"{name}: 4 tensors: input_ids, attention_mask, ...")
+    texts = ("int64 becomes int32: larger numbers are cut", "feed int32 there; ids and positions fit")
+    table = FittingTable(
+        "", ("severity", "rule", "targets", "where", "what is wrong", "fix"), [(*cells, *texts)]
+    )
+    lines = printed(table, width)
+    assert max(map(len, lines)) <= width
+    assert any(re.search(r"\bfeed int32\b", line) for line in lines) and len(lines) < 8
+
+
+def test_room_goes_to_the_texts_of_most_lines() -> None:
+    assert share_widths([8, 8], [120, 40], 80) == [60, 20]
+
+
 @pytest.mark.parametrize("room", [10, 15, 20, 100])
 def test_widths_fill_the_room_and_no_more(room: int) -> None:
     widths = share_widths([4, 6, 5], [10, 6, 9], room)

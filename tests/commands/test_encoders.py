@@ -116,8 +116,10 @@ def test_pairs_of_several_queries_keep_their_order(
         ("reader", ["a"], "answer needs --question TEXT, or pairs"),
         ("tagger", ["a", "--pair", "b"], "--pair cannot be used with the task tag"),
         ("pretrained", ["no mask"], "has no [MASK] to fill"),
-        ("tagger", ["a", "--truncation", "middle"], "truncation='middle' is not one of"),
-        ("tagger", ["a b " * 200, "--stride", "900"], "stride=900 must be from 0 to"),
+        ("tagger", ["a", "--truncation", "middle"], "error: --truncation='middle' is not one of"),
+        ("tagger", ["a b " * 200, "--stride", "900"], "texts[0]: --stride=900 must be from 0 to"),
+        ("tagger", ["a", "--batch-size", "64"], "error: --batch-size=64 is more than the 32 rows"),
+        ("tagger", ["a", "--batch-size", "64"], "export it again for more (planforge export --max-batch)"),
     ],
 )
 def test_wrong_use_is_one_line(

@@ -180,6 +180,39 @@ def test_plans_go_with_their_gpu(own_bundle: Path) -> None:
     assert not (own_bundle / copies["ada"]).exists()
 
 
+def test_graphs_without_kernels_on_the_named_gpus_go(own_bundle: Path) -> None:
+    """A copy of the graph in fp16 stands for one in fp4, with a plan of its own."""
+    copied = "decoder.inplace.nvfp4a16"
+
+    def add_graph(value: dict[str, Any]) -> None:
+        (half,) = (one for one in value["artifacts"] if one["id"] == "decoder.inplace.fp16")
+        (plan,) = value["plans"]
+        files = {
+            half["file"]: "onnx/fp4.onnx",
+            half["data"][0]: "onnx/fp4.data",
+            plan["file"]: "plans/fp4.plan",
+        }
+        for old, new in files.items():
+            shutil.copy(own_bundle / old, own_bundle / new)
+            value["files"][new] = value["files"][old]
+        own = {"id": copied, "precision": "nvfp4a16", "file": "onnx/fp4.onnx", "data": ["onnx/fp4.data"]}
+        value["artifacts"].append({**half, **own})
+        more = {"built_from": copied, "file": "plans/fp4.plan", "sms": ["sm120"], "sources": {}}
+        value["plans"].append({**plan, **more})
+
+    with_manifest(own_bundle, add_graph)
+    opened = Bundle.open(own_bundle)
+    for sms, is_kept in (((), True), (("sm120",), True), (("sm86", "sm120"), True), (("sm86",), False)):
+        kept = [artifact.id for artifact in choose_graphs(opened, Keep(("rtx",), (), sms))]
+        assert (copied in kept) == is_kept and "decoder.inplace.fp16" in kept
+    result = prune(own_bundle, keep=["rtx", "sm86"])
+    assert {"onnx/fp4.onnx", "onnx/fp4.data", "plans/fp4.plan"} < set(result.removed)
+    with pytest.raises(
+        InputError, match=r"keep='nvfp4a16': .* no graphs in that precision for rtx on sm86; it"
+    ):
+        choose_graphs(opened, Keep(("rtx",), ("nvfp4a16",), ("sm86",)))
+
+
 def test_graphs_of_other_targets_are_kept_where_a_cpu_runs_them(demo_bundle: Path) -> None:
     opened = Bundle.open(demo_bundle)
 

@@ -7,25 +7,20 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import logging
 import re
-import shutil
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from planforge.exporter.errors import BuildError
-from planforge.exporter.precisions import PRECISIONS
 from planforge.exporter.tensorrt.build import USUAL
 from planforge.exporter.tensorrt.memory import check_plan_memory
 from planforge.exporter.tensorrt.plan_graphs import find_plan_graphs
 from planforge.exporter.tensorrt.plans import plan_profiles
-from planforge.runtime import TextGenerator, load
-from planforge.runtime.bundle.artifact import EXACTNESS, rank_exactness
+from planforge.runtime import TextGenerator
 from planforge.runtime.bundle.bundle import Bundle
 from planforge.runtime.bundle.manifest import Artifact, Manifest
 from planforge.runtime.errors import InputError, MemoryLimitError
@@ -95,7 +90,8 @@ def test_the_sum_is_what_the_files_and_the_configuration_say(demo_bundle: Path) 
     assert need.cache == 3 * 100 * config["n_layer"] * 2 * config["n_embd"] * 4
     # Three of a feed-forward part of four times the width, nine of the width, and each head's scores twice.
     width = 3 * 4 * config["n_embd"] + 9 * config["n_embd"] + 2 * config["n_head"] * 100
-    assert need.activations == 3 * 100 * 4 * width
+    logits = 3 * config["vocab_size"] * 4
+    assert need.activations == 3 * 100 * 4 * width + logits
     assert need.total == need.weights + need.cache + need.activations
     half = sum_memory(*find(demo_bundle, "decoder.inplace.fp16"), 3, 100, False)
     assert half.cache * 2 == need.cache and half.weights < need.weights
@@ -121,39 +117,6 @@ def test_a_process_takes_what_the_sum_says(demo_bundle: Path) -> None:
     assert need.weights + need.cache <= peak - before <= need.total + OTHERS
 
 
-@pytest.mark.parametrize(("limit", "precision"), [(0, "fp32"), (-1, "int8")])
-def test_load_takes_what_fits(
-    llama_demo_bundle: Path, caplog: pytest.LogCaptureFixture, limit: int, precision: str
-) -> None:
-    """Of fp32, int8 and int4, which all passed."""
-    need = sum_memory(*find(llama_demo_bundle, "decoder.ort.fp32"), 1, 512, True)
-    limit += need.total
-    with (
-        caplog.at_level(logging.WARNING),
-        TextGenerator.load(llama_demo_bundle, backend="ort-cpu", memory_limit=limit) as model,
-    ):
-        assert model.artifact.precision == precision
-        assert model.generate("a", max_new_tokens=2).token_ids
-    told = f"is loaded in int8: fp32 needs {need.total / 1e6:.1f} MB for 1 x 512 tokens: "
-    assert (told in caplog.text) == (precision == "int8")
-
-
-def test_a_cpu_has_no_memory_for_less_in_fp16(demo_bundle: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """There its weights are widened to fp32, so that it needs no less; a GPU takes them as they are."""
-    manifest, (full,) = find(demo_bundle, "decoder.portable.fp32")
-    _, (half,) = find(demo_bundle, "decoder.portable.fp16")
-    stored = manifest.count_weight_bytes(half)
-    assert count_weight_bytes(manifest, [half], widens_half=False) == stored
-    assert count_weight_bytes(manifest, [half], widens_half=True) == 2 * stored
-    assert 2 * stored == pytest.approx(manifest.count_weight_bytes(full), rel=0.001)
-    with load(demo_bundle, backend="ort-cpu", memory_limit=17 * MB) as model:  # for a shorter text
-        assert model.artifact.precision == "fp32"
-    for options in ({}, {"precision": "fp16"}):
-        with pytest.raises(MemoryLimitError, match=r"15\.0 MB of weights in .* MB\. No other .* needs less$"):
-            load(demo_bundle, backend="ort-cpu", memory_limit=12 * MB, **options)  # type: ignore[arg-type]
-    assert not caplog.records
-
-
 @pytest.mark.skipif(sys.platform != "linux", reason="/proc/self/status is Linux's")
 def test_a_process_holds_as_much_for_weights_in_fp16_as_in_fp32(demo_bundle: Path) -> None:
     """What ONNX Runtime allocates for both is the same; without widening half of it would be less."""
@@ -170,41 +133,6 @@ def test_a_process_holds_as_much_for_weights_in_fp16_as_in_fp32(demo_bundle: Pat
     weights = manifest.count_weight_bytes(*graphs)
     assert taken["fp32"] > 0.9 * weights
     assert taken["fp16"] > taken["fp32"] - 0.25 * weights
-
-
-def test_the_most_exact_that_fits_is_taken_and_not_the_largest(
-    llama_demo_bundle: Path, tmp_path: Path
-) -> None:
-    """The graph in int4 stands for others: w8a16 and fp16-kv8, more exact than int8, and w4a16, less so.
-
-    In fp16-kv8 it has the weights of fp32, widened, but another cache.
-    """
-    limit = sum_memory(*find(llama_demo_bundle, "decoder.ort.fp32"), 1, 512, True).total - 1
-    for name, taken in (("w8a16", "w8a16"), ("fp16-kv8", "fp16-kv8"), ("w4a16", "int8")):
-        bundle = shutil.copytree(llama_demo_bundle, tmp_path / name)
-        manifest = json.loads((bundle / "manifest.json").read_text())
-        for artifact in manifest["artifacts"]:
-            if artifact["precision"] == "int4":
-                artifact["precision"] = name
-                artifact["id"] = artifact["id"].replace("int4", name)
-        (bundle / "manifest.json").write_text(json.dumps(manifest))
-        with load(bundle, backend="ort-cpu", memory_limit=limit) as model:
-            assert model.artifact.precision == taken
-
-
-def test_a_smaller_precision_is_told_where_there_is_one(llama_demo_bundle: Path) -> None:
-    manifest, graphs = find(llama_demo_bundle, "decoder.ort.int8")
-    size = count_weight_bytes(manifest, graphs, widens_half=True)
-    told = rf" MB\. A precision of fewer bits needs less \(.*int8 has {size / 1e6:.1f} MB"
-    with pytest.raises(MemoryLimitError, match=told):
-        load(llama_demo_bundle, backend="ort-cpu", precision="fp32", memory_limit=size + 1)
-    with pytest.raises(MemoryLimitError, match=r" MB\. A precision of fewer bits needs less$"):
-        load(llama_demo_bundle, backend="ort-cpu", precision="fp32", memory_limit=1)
-
-
-def test_every_precision_has_its_place_in_the_order() -> None:
-    assert sorted(EXACTNESS) == sorted(PRECISIONS)
-    assert [rank_exactness(name) for name in ("fp32", "int4-kv8", "other")] == [0, 15, 16]
 
 
 def test_a_translators_encoder_beams_and_source_count(dates_bundle: Path) -> None:
@@ -227,61 +155,18 @@ def test_a_translators_encoder_beams_and_source_count(dates_bundle: Path) -> Non
             assert need.cache == batch * 5 * length * one + batch * min(length, 64) * one
             source = 4 * read * (3 * 700 + 9 * width + 2 * 2 * length)
             target = 4 * batch * 5 * (3 * 512 + 9 * width + 2 * 4 * length)
-            assert need.activations == source + target
+            logits = 4 * batch * 5 * manifest.config["target_vocab_size"]
+            assert need.activations == source + target + logits
             assert need.weights == sum((dates_bundle / name).stat().st_size for name in encoder.data)
 
 
-def test_what_was_asked_for_or_did_not_pass_is_not_exchanged(
-    own_bundle: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    with pytest.raises(
-        MemoryLimitError, match=r"15\.0 MB of weights in fp32 .* MB\. No other .* needs less$"
-    ):
-        load(own_bundle, backend="ort-cpu", precision="fp32", memory_limit=12 * MB)
-    with load(own_bundle, backend="ort-cpu", precision="fp32", memory_limit=17 * MB) as model:
-        assert model.artifact.precision == "fp32"
-    with pytest.raises(MemoryLimitError) as caught:
-        load(own_bundle, memory_limit=7 * MB)
-    assert caught.value.needed > caught.value.limit == 7 * MB
-    manifest = json.loads((own_bundle / "manifest.json").read_text())
-    for artifact in manifest["artifacts"]:
-        if artifact["precision"] == "fp16":
-            artifact["gate"] = {"passed": False}
-    (own_bundle / "manifest.json").write_text(json.dumps(manifest))
-    with pytest.raises(
-        MemoryLimitError, match=r" MB\. No other verified precision that runs here needs less$"
-    ):
-        load(own_bundle, backend="ort-cpu", memory_limit=12 * MB)
-    assert not caplog.records
-
-
-def test_of_several_that_fit_the_one_that_loses_least_is_taken(whole_bundle: Path) -> None:
-    """int8 is the default of a bundle with int8 and int4, none of them verified."""
-    needs = {
-        name: sum_memory(*find(whole_bundle, f"decoder.ort.{name}"), 1, 256, True)
-        for name in ("int8", "int4")
-    }
-    for limit, precision in ((needs["int8"].total, "int8"), (needs["int8"].total - 1, "int4")):
-        with load(whole_bundle, memory_limit=limit) as model:
-            assert model.artifact.precision == precision
-
-
-def test_encoders_and_translators_take_what_fits(
-    head_bundle: Callable[[str], Path], marian_bundle: Path
-) -> None:
-    """In fp16 a CPU needs no less: smaller batches and shorter translations fit."""
-    for bundle in (head_bundle("classifier"), marian_bundle):
-        with load(bundle, backend="ort-cpu", precision="fp32") as model:
-            manifest = model.bundle.manifest
-            graphs = [model.artifact]
-            if manifest.task == "translation":
-                graphs.append(model.encoder.artifact)  # type: ignore[union-attr]
-            length = min(manifest.max_length, *(graph.axis("tokens").max for graph in graphs))
-            rows = 1 if manifest.encoder is None else -(-1024 // length)
-            needed = sum_memory(manifest, graphs, rows, length, widens_half=True).total
-        for limit in (needed, needed - 1):
-            with load(bundle, backend="ort-cpu", memory_limit=limit) as model:
-                assert model.artifact.precision == "fp32"
+def test_a_decoders_sum_is_what_its_run_needs(demo_bundle: Path) -> None:
+    need = sum_memory(*find(demo_bundle, "decoder.ort.fp32"), 3, 200, True)
+    options: Any = {"precision": "fp32", "memory_limit": need.total - 1}
+    with TextGenerator.load(demo_bundle, backend="ort-cpu", **options) as model:
+        with pytest.raises(MemoryLimitError) as caught:
+            model.decoder.check_memory(3, 200)
+        assert caught.value.needed == need.total
 
 
 def test_what_would_fit_is_told_and_fits(demo_bundle: Path) -> None:
@@ -329,7 +214,8 @@ def test_the_largest_that_fits() -> None:
         ("2GiB", 2**31),
         ("1.5 MB", 1_500_000),
         ("500mb", 5 * 10**8),
-        ("7", 7),
+        ("7B", 7),
+        ("1000000", 10**6),
         ("1KiB", 1024),
     ],
 )
@@ -341,6 +227,13 @@ def test_sizes(text: str, size: int) -> None:
 def test_what_is_no_size(text: str) -> None:
     with pytest.raises(InputError, match="is not a size; give one such as 500MB, 4GB or 2GiB"):
         parse_size("--max-memory", text)
+
+
+def test_a_number_without_a_unit_is_no_small_limit() -> None:
+    with pytest.raises(InputError, match=r"--max-memory '150' has no unit, so it is 150 bytes; .* 150MB or"):
+        parse_size("--max-memory", "150")
+    with pytest.raises(InputError, match="has no unit"):
+        parse_size("--max-memory", "999999")
 
 
 def test_commands_refuse_a_board_with_too_little_memory(own_bundle: Path) -> None:
@@ -355,6 +248,16 @@ def test_commands_refuse_a_board_with_too_little_memory(own_bundle: Path) -> Non
         line = error_line(name, own_bundle, *options, "--max-memory", "1MB", code=1)
         assert "15.0 MB of weights in fp32 and a cache; --max-memory is 1 MB" in line
         assert "is not a size" in error_line(name, own_bundle, *options, "--max-memory", "much")
+
+
+def test_what_bench_leaves_out_names_its_option(llama_demo_bundle: Path) -> None:
+    """Weights in fp32 are larger than the limit, those in int8 are not."""
+    manifest, graphs = find(llama_demo_bundle, "decoder.ort.fp32")
+    limit = f"{count_weight_bytes(manifest, graphs, widens_half=True)}B"
+    options = ("--precision", "fp32,int8", "--prompt-tokens", 2, "--new-tokens", 2, "--threads", 1)
+    done = planforge("bench", llama_demo_bundle, *options, "--max-memory", limit)
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"fp32 is not measured: .*; --max-memory is [\d.]+ MB", done.stderr)
 
 
 def test_a_plan_that_would_fit_is_not_refused(demo_bundle: Path) -> None:

@@ -82,6 +82,9 @@ def end_with_exit_code(context: typer.Context) -> Iterator[None]:
         raise
     except MemoryLimitError as error:
         fail(name_options(str(error), find_flags(context)), error.exit_code, error)
+    except InputError as error:
+        flags = {name: flag for name, flag in find_flags(context).items() if name == error.option}
+        fail(name_options(str(error), flags), error.exit_code, error)
     except PlanForgeError as error:
         fail(str(error), error.exit_code, error)
     except ModuleNotFoundError as error:

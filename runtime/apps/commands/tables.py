@@ -16,15 +16,17 @@ if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, JustifyMethod, RenderResult
 
 
-SHORT = 24  # letters of a text that is kept on one line before longer texts get more than their longest word
+SHORT = 24  # letters of a text that is kept on one line before longer texts get more than they need
+LEGIBLE = 16  # columns that a longer text needs, lest each line hold a word
 
 
 class FittingTable(Table):
     """A plain table of texts, as wide as what it is printed to.
 
-    Columns get the width of their longest word at least. Where those alone are too wide, as in a terminal of
-    80 columns, they move together by a space; where that is not enough, each row becomes lines of heading and
-    text, with an empty line between two rows. The texts of the columns that are `numbers` end at the right.
+    Columns get the width of their longest word at least, long texts `LEGIBLE`. Where those alone are too
+    wide, as in a terminal of 80 columns, they move together by a space; where that is not enough, each row
+    becomes lines of heading and text, with an empty line between two rows. The texts of the columns that are
+    `numbers` end at the right.
     """
 
     def __init__(
@@ -45,7 +47,10 @@ class FittingTable(Table):
             yield Text(self._title, style="bold")
         gaps = len(self._headings) - 1
         wide = [self._measure(index, whole=True) for index in range(len(self._headings))]
-        narrow = [self._measure(index, whole=False) for index in range(len(self._headings))]
+        words = [self._measure(index, whole=False) for index in range(len(self._headings))]
+        narrow = [
+            max(word, LEGIBLE) if text > SHORT else word for word, text in zip(words, wide, strict=True)
+        ]
         if sum(narrow) + 2 * gaps > options.max_width:
             self.padding = (0, 1, 0, 0)
         room = options.max_width - (self.padding[1] + self.padding[3]) * gaps
@@ -81,7 +86,7 @@ def share_widths(narrow: Sequence[int], wide: Sequence[int], room: int) -> list[
     """Return the widths of columns that do not all have the room they want.
 
     `narrow` is what each needs at least, `wide` what each would like; where even `narrow` is too much, the
-    widest get less.
+    widest get less. What is left goes to the texts of most lines.
     """
     widths = list(narrow)
     while sum(widths) > room and max(widths) > 1:
@@ -90,8 +95,8 @@ def share_widths(narrow: Sequence[int], wide: Sequence[int], room: int) -> list[
         if wide[index] <= SHORT and sum(widths) - widths[index] + wide[index] <= room:
             widths[index] = wide[index]
     while sum(widths) < room and any(have < want for have, want in zip(widths, wide, strict=True)):
-        lacks = [want - have for have, want in zip(widths, wide, strict=True)]
-        widths[lacks.index(max(lacks))] += 1
+        lines = [want / max(have, 1) for have, want in zip(widths, wide, strict=True)]
+        widths[lines.index(max(lines))] += 1
     return widths
 
 

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import io
+import re
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from planforge.exporter.linting.lint import choose_graphs, explain_not_taken, lint, list_graph_targets
 from planforge.exporter.linting.report import Finding, LintReport
@@ -39,8 +42,8 @@ def test_a_graph_that_no_named_target_takes_has_a_line_that_says_why(demo_bundle
         dialect = graph.split(".")[1]
         missing = [target for target in report.targets if (graph, target) not in report.checked]
         assert all(target in why for target in missing)
-        if "has no use for" not in why:
-            assert ("takes the same graph in the dialect" in why) == (dialect == "portable")
+        if "is of no use" not in why:
+            assert ("the same graph in the dialect" in why) == (dialect == "portable")
             assert (f"not '{dialect}'" in why) == (dialect != "portable")
     lines = planforge("lint", demo_bundle, "--target", "cpu,cuda,rtx").stdout.splitlines()
     told = [line.partition(" was left out: ")[0] for line in lines if " was left out: " in line]
@@ -53,8 +56,50 @@ def test_a_graph_that_no_named_target_takes_has_a_line_that_says_why(demo_bundle
 def test_a_precision_that_a_target_has_no_use_for_is_named(demo_bundle: Path) -> None:
     manifest = Bundle.open(demo_bundle).manifest
     ort = next(artifact for artifact in manifest.artifacts if artifact.id == "decoder.ort.fp32")
-    (target,) = find_targets(["cpu"])
-    assert "has no use for fp16" in explain_not_taken(target, dataclasses.replace(ort, precision="fp16"))
+    cpu, cuda = find_targets(["cpu", "cuda"])
+    half = dataclasses.replace(ort, precision="fp16")
+    portable = dataclasses.replace(half, dialect="portable")
+    for artifact in (half, portable):
+        assert explain_not_taken(cpu, artifact, [half, portable]).startswith("fp16 is of no use")
+    assert explain_not_taken(cuda, portable, [half, portable]) == (
+        "the same graph in the dialect 'ort' is taken"
+    )
+
+
+def test_reasons_of_several_targets_are_one_sentence(demo_bundle: Path) -> None:
+    report = lint(demo_bundle, ["jetpack5.1", "tensorrt8.5"])
+    (ort,) = (name for name in report.graphs if "ort.fp32" in name)
+    assert report.left_out[ort] == (
+        "for jetpack5.1 and tensorrt8.5 the dialect 'portable' is taken, not 'ort'"
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "precision", "is_taken"),
+    [
+        ("cuda", "fp16", True),
+        ("cuda", "w4a16", True),
+        ("cuda", "int8", False),
+        ("cuda", "nvfp4a16", False),
+        ("cpu", "fp16", False),
+        ("cpu", "fp32", True),
+        ("rtx", "fp16", False),
+    ],
+)
+def test_the_portable_graph_of_a_precision_without_another_is_checked(
+    name: str, precision: str, is_taken: bool, demo_bundle: Path
+) -> None:
+    """As ONNX Runtime runs it: an encoder's fp16 has a graph in that dialect alone."""
+    decoder = Bundle.open(demo_bundle).manifest.artifacts[0]
+    own = "inplace" if name == "rtx" else "ort"
+    other = dataclasses.replace(decoder, graph="encoder", inputs=(), dialect=own, precision="fp32-kv8")
+    if name == "cuda":
+        other = dataclasses.replace(other, precision="w8a16")
+    only = dataclasses.replace(other, dialect="portable", precision=precision)
+    (target,) = find_targets([name])
+    assert choose_graphs(target, [other, only]) == ([other, only] if is_taken else [other])
+    better = dataclasses.replace(other, precision=precision)
+    assert only not in choose_graphs(target, [other, only, better])
 
 
 @pytest.mark.parametrize("command", ["lint", "inspect"])
@@ -86,7 +131,10 @@ def test_of_several_graphs_that_a_target_takes_one_without_errors_is_enough(tmp_
     fault = Finding(graphs[1], "cpu", "error", "r", "", (), (), "what", "fix", "source")
     checked = tuple((graph, "cpu") for graph in graphs)
     report = LintReport(tmp_path, dict.fromkeys(graphs, "decoder"), ("cpu",), checked, (fault,))
-    assert report.passed and not report.matters(fault)
+    console = Console(file=io.StringIO(), width=160)
+    console.print(*report.tables())
+    shown = console.file.getvalue()  # type: ignore[attr-defined]
+    assert report.passed and re.search(r"error +r +cpu +onnx/decoder\.ort\.int8-1\.onnx: .* what +fix", shown)
     assert report.suggest_other(graphs[1], "cpu") == "; use decoder.ort.fp32-1.onnx"
 
 

@@ -10,11 +10,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import onnx
+import onnxruntime
 import pytest
 
 from planforge.exporter import export, lint
 from planforge.exporter.commands.inspection import inspect
 from planforge.exporter.commands.kernel_count import count_kernels
+from planforge.exporter.linting.cuda_rules import Placement
 from planforge.exporter.verification.structure import compare_structure
 from planforge.runtime.bundle.bundle import Bundle
 
@@ -91,16 +93,35 @@ def test_nodes_are_counted_where_they_run(tmp_path: Path) -> None:
     )
     report = lint(write_case(Case("g", "", body, 20), tmp_path), ["cuda", "cpu"])
     (cuda,) = (one for one in report.to_json()["verdicts"] if one["target"] == "cuda")
-    assert cuda["nodes"] == {"gpu": 5, "cpu_shapes": 3, "cpu_others": 1}
+    assert cuda["nodes"] == {"gpu": 5, "cpu_shapes": 3, "cpu_others": 1, "constants": 1}
     verdicts = {target: report.describe_verdict(graph, target) for graph, target in report.checked}
     assert verdicts["cpu"] == "nothing found"
-    words = "5 nodes run on the GPU, 3 shape computations on the CPU, 1 others on the CPU"
+    words = (
+        "5 nodes run on the GPU, 3 shape computations on the CPU, 1 others on the CPU, 1 when it is loaded"
+    )
     assert verdicts["cuda"] == f"1 warning: {words}"
     good = write_case(Case("h", "", "(float[n] x) => (float[n] y) { y = Abs(x) }", 20), tmp_path)
     (row,) = (
         line for line in planforge("lint", good, "--target", "cuda").stdout.splitlines() if "cuda" in line
     )
     assert row.endswith("nothing found: 1 nodes run on the GPU, 0 shape computations on the CPU")
+
+
+def test_every_node_of_a_quantized_graph_is_counted(tmp_path: Path) -> None:
+    """A DequantizeLinear of a weight is no constant for ONNX Runtime, as its own optimizer shows."""
+    body = (
+        "(float[n,2] x) => (float[n,2] y) <int8[2,2] w = {1, 2, 3, 4}, float s = {0.5}>"
+        " { d = DequantizeLinear(w, s) m = MatMul(x, d) y = Relu(m) }"
+    )
+    path = write_case(Case("g", "", body, 20), tmp_path)
+    (placement,) = lint(path, ["cuda"]).placements.values()
+    assert placement == Placement(gpu=3, cpu_shapes=0, cpu_others=0, constants=0)
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC
+    options.optimized_model_filepath = str(tmp_path / "optimized.onnx")
+    onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+    nodes = onnx.load(tmp_path / "optimized.onnx").graph.node
+    assert "DequantizeLinear" in {node.op_type for node in nodes}
 
 
 def test_attention_without_a_kernel_on_a_gpu_is_told(tmp_path: Path) -> None:

@@ -35,8 +35,8 @@ def test_build_keeps_plans_for_other_lengths_and_gpus(own_bundle: Path) -> None:
     )
     assert again.replaced == small.plans
     assert said[-1] == (
-        f"replaced {small.plans[0].file}, which was for the same graph, GPUs and lengths; TensorRT gave other"
-        " bytes"
+        f"replaced {small.plans[0].file}, which was for the same graph, GPUs and lengths, with other options"
+        " or of another version"
     )
     after = Bundle.open(own_bundle)
     assert after.manifest.plans == (exported, *few.plans, *again.plans)
@@ -69,6 +69,10 @@ def test_a_plan_built_again_is_compared_with_the_one_before(
     assert other.replaced == (exported,) and other.plans[0].file != exported.file
     assert said[-1].endswith("TensorRT gave other bytes")
     assert Bundle.open(own_bundle).manifest.plans == other.plans
+    content += b"0"
+    build(own_bundle, target="rtx", options=Options(builder_level=1), progress=said.append)
+    told = "which was for the same graph, GPUs and lengths, with other options or of another version"
+    assert said[-1] == f"replaced {other.plans[0].file}, {told}"
     Bundle.open(own_bundle).verify_files()
 
 

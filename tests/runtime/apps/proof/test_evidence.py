@@ -145,7 +145,7 @@ def test_precisions_and_backends_of_one_bundle_are_compared(own: Path, table: Pa
 
 def test_sides_that_there_are_not_are_refused(own: Path, table: Path) -> None:
     planforge("prove", own, "--data", table)
-    assert "in --precision fp16,int8; measured are fp32,ort-cpu" in error_line("diff", own)
+    assert "in --precision fp16,int8; measured are fp32 on ort-cpu" in error_line("diff", own)
     one = error_line("diff", own, "--precision", "fp32")
     assert "is the only bundle, and has one side" in one
     assert "--precision 'int8': " in error_line("diff", own, "--precision", "fp32,int8")
@@ -156,6 +156,8 @@ def test_sides_that_there_are_not_are_refused(own: Path, table: Path) -> None:
     missing = error_line(*prove, "--against-precision", "fp16")
     assert missing.endswith(f"first: planforge prove {own} --data {table} --precision fp16")
     assert "--against-precision 'int8': " in error_line(*prove, "--against-precision", "int8")
+    planforge(*prove, "--precision", "fp16")
+    assert "; measured are fp32 on ort-cpu and fp16 on ort-cpu" in error_line("diff", own)
 
 
 def test_a_model_with_noise_on_its_weights_is_a_regression(demo_bundle: Path, tmp_path: Path) -> None:
