@@ -190,10 +190,10 @@ def transform_kernels(kernels: np.ndarray, i: int, j: int) -> np.ndarray:
     """Return kernels (K, C, 3, 3) at a point of Winograd's domain: (C, K), in float64."""
     down, right = WINOGRAD[i], WINOGRAD[j]
     taken = [(a, b) for a in range(3) for b in range(3) if down[a] and right[b]]
-    found = np.zeros(kernels.shape[:2])
+    found: Array = np.zeros(kernels.shape[:2]).T
     for a, b in taken:
-        found += down[a] * right[b] * kernels[:, :, a, b]
-    return found.T
+        found += down[a] * right[b] * kernels[:, :, a, b].T
+    return found
 
 
 def is_matrix_transpose(node: ir.Node) -> bool:
