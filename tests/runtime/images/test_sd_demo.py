@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -108,6 +109,18 @@ def test_each_step_is_that_of_diffusers(
         assert np.abs(got - exact).max() <= allowed
 
 
+@cache
+def load_diffusers(reads_picture: bool, dtype: str) -> Any:
+    """Return diffusers' pipeline, with the settings of its scheduler as `own`."""
+    kind = StableDiffusionImg2ImgPipeline if reads_picture else StableDiffusionPipeline
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # diffusers tells of its own deprecations
+        pipeline: Any = kind.from_pretrained(DEMOS / "sd-demo", torch_dtype=getattr(torch, dtype))
+    pipeline.set_progress_bar_config(disable=True)
+    pipeline.own = dict(pipeline.scheduler.config)
+    return pipeline
+
+
 def draw_start() -> Any:
     """A picture to begin with."""
     return np.random.default_rng(1).integers(0, 256, (32, 32, 3), dtype=np.uint8)
@@ -124,14 +137,13 @@ def run_diffusers(
         return draw(*shape, dtype=torch.float32, **options).to(dtype or torch.float32)
 
     monkeypatch.setattr(torch, "randn", draw_single)
-    kind = StableDiffusionPipeline if strength is None else StableDiffusionImg2ImgPipeline
+    pipeline = load_diffusers(strength is not None, dtype)
+    scheduler = SCHEDULERS[name]
+    found = getattr(diffusers, scheduler.class_name)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # diffusers tells of its own deprecations
-        pipeline: Any = kind.from_pretrained(DEMOS / "sd-demo", torch_dtype=getattr(torch, dtype))
-        scheduler = SCHEDULERS[name]
-        found = getattr(diffusers, scheduler.class_name)
-        pipeline.scheduler = found.from_config(pipeline.scheduler.config, **scheduler.forced)
-    pipeline.set_progress_bar_config(disable=True)
+        warnings.simplefilter("ignore")  # it hands tensors to np.array
+        # PlanForge's PNDM has no Runge-Kutta steps, as Stable Diffusion's checkpoints want it.
+        pipeline.scheduler = found.from_config({**pipeline.own, "skip_prk_steps": True}, **scheduler.forced)
     kept: list[Any] = []
 
     def keep(pipeline: Any, number: int, time: Any, values: dict[str, Any]) -> dict[str, Any]:
