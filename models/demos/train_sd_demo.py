@@ -48,6 +48,7 @@ SCHEDULER: dict[str, Any] = {
     "timestep_spacing": "leading",
     "clip_sample": False,
     "set_alpha_to_one": False,
+    "skip_prk_steps": True,
 }
 EMPTY_RATE = 0.1  # of the captions are empty, which guidance needs
 AVERAGED = 0.999  # of the mean of the weights that are kept stays from step to step

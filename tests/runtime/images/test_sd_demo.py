@@ -142,8 +142,7 @@ def run_diffusers(
     found = getattr(diffusers, scheduler.class_name)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # it hands tensors to np.array
-        # PlanForge's PNDM has no Runge-Kutta steps, as Stable Diffusion's checkpoints want it.
-        pipeline.scheduler = found.from_config({**pipeline.own, "skip_prk_steps": True}, **scheduler.forced)
+        pipeline.scheduler = found.from_config(pipeline.own, **scheduler.forced)
     kept: list[Any] = []
 
     def keep(pipeline: Any, number: int, time: Any, values: dict[str, Any]) -> dict[str, Any]:
