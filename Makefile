@@ -223,7 +223,7 @@ train-llama-demo: .venv/.ready-dev
 	$(BIN)/python models/demos/train_llama_demo.py --out models/demos/llama-demo --minutes 38
 
 train-sd-demo: .venv/.ready-dev
-	@echo "Training for 20 to 30 minutes on 2 cores ..."
+	@echo "Training for 40 minutes on one core, less on 2 ..."
 	$(BIN)/python models/demos/train_sd_demo.py --out models/demos/sd-demo
 
 # Two wheels: planforge-demos holds models/demos, planforge every other file of the three folders. Until they are on a

@@ -1,7 +1,8 @@
 """One system's UNet in a process of its own, for `pictures`: python -m benchmarks.picture_systems NAME ORDER.
 
 It answers with facts of what it loaded when its first step is done, and then with the seconds of a step for
-each line that it reads. With --prepare it converts the checkpoint instead.
+each line that it reads. With --prepare it converts the checkpoint instead. PlanForge and optimum open the
+whole bundle, text encoder and autoencoder too; diffusers and OpenVINO the UNet alone.
 """
 
 from __future__ import annotations

@@ -27,12 +27,16 @@ if TYPE_CHECKING:
     from ...runtime.apps.diagnostics.bench import BenchResult, Case
 
 
+PrecisionsOption = Annotated[
+    str | None, make_option("Precisions to measure, such as fp32,int8.", show_default="all")
+]
+PixelsOption = Annotated[int | None, make_option("Of pictures, in pixels.", show_default="the model's own")]
+
+
 def bench(
     bundle: BundleArgument,
     backend: BackendOption = "auto",
-    precision: Annotated[
-        str | None, make_option("Precisions to measure, such as fp32,int8.", show_default="all")
-    ] = None,
+    precision: PrecisionsOption = None,
     threads: ThreadsOption = None,
     prompt_tokens: Annotated[
         int | None, make_option("Tokens of each text.", show_default="32; for an encoder 128")
@@ -42,10 +46,8 @@ def bench(
     ] = None,
     batch: Annotated[int, make_option("Texts per call, or pictures.", show_default=True)] = 1,
     steps: Annotated[int | None, make_option("Steps of each picture.", show_default="4")] = None,
-    height: Annotated[
-        int | None, make_option("Of pictures, in pixels.", show_default="the model's own")
-    ] = None,
-    width: Annotated[int | None, make_option("Likewise.", show_default="the model's own")] = None,
+    height: PixelsOption = None,
+    width: PixelsOption = None,
     output: Annotated[Path | None, make_option("Write JSON to a file.", "--output", "-o")] = None,
     plot: Annotated[
         Path | None, make_option(r"Draw the result to a picture file; needs planforge\[plot].")

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import logging
 import secrets
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -19,7 +21,7 @@ from ..activations import PictureBatch
 from ..backends.backend import Backend, GraphRunner, LoadRequest
 from ..bundle.bundle import Bundle
 from ..bundle.image_defaults import ImageDefaults
-from ..errors import InputError, ManifestError
+from ..errors import InputError, ManifestError, MemoryLimitError
 from ..memory_budget import MemoryBudget
 from ..opening import choose_artifacts, choose_length, list_tokenizer_files, open_programs, weigh
 from ..option_checks import check_options, check_whole
@@ -106,6 +108,7 @@ class ImageGenerator(BatchedModel):
         self.max_length = defaults.max_length
         self.scheduler = SchedulerConfig.from_json(defaults.scheduler)
         self._open_encoder = open_encoder
+        self._opening = threading.Lock()  # of the parts: others read them meanwhile
         # The pictures of a request cost nothing: none waits for a turn of its own, as their noise is one.
         settings = BatchSettings(queue_size=QUEUE_SIZE, turn=MAX_PICTURES)
         self._batcher: Batcher[int, Picture, Picture] = Batcher(self._run_request, lambda _: 0, settings)
@@ -116,16 +119,14 @@ class ImageGenerator(BatchedModel):
         defaults = manifest.images
         if defaults is None:
             raise ManifestError(f"{bundle.folder}: the manifest of a model of pictures has no 'images'")
-        artifacts = choose_artifacts(engine, bundle, request, *GRAPHS)
+        *artifacts, encoder = choose_artifacts(engine, bundle, request, *GRAPHS, ENCODER)
         choose_length(bundle, request.max_length, *artifacts[:2])
-        precision = artifacts[0].precision
-        budget = MemoryBudget(request.memory_limit, weigh(engine, bundle, artifacts))
+        budget = MemoryBudget(request.memory_limit, weigh(engine, bundle, [*artifacts, encoder]))
         with open_programs(engine, bundle, *artifacts) as programs:
             tokenizer = Tokenizer.from_file(bundle.path(list_tokenizer_files(manifest, 1)[0]))
 
         def open_encoder() -> Part:
-            artifact = engine.artifact(bundle, ENCODER, precision)
-            return Part(engine.open(bundle, artifact), artifact, budget)
+            return Part(engine.open(bundle, encoder), encoder, budget)
 
         parts = [
             Part(program, artifact, budget) for program, artifact in zip(programs, artifacts, strict=True)
@@ -143,18 +144,22 @@ class ImageGenerator(BatchedModel):
 
     def warm_up(self) -> None:
         """Make one step of one picture; see `Model.warm_up`."""
-        self.generate("a", steps=1, seed=0)
+        with suppress(MemoryLimitError):  # a smaller size may fit
+            self.generate("a", steps=1, seed=0)
 
     def _close(self) -> None:
-        for part in self.parts.values():
-            part.close()  # what runs ends with the step that it is at
+        with self._opening:
+            for part in self.parts.values():
+                part.close()  # what runs ends with the step that it is at
         self._batcher.close()
 
     def open_parts(self) -> Mapping[str, Part]:
         """Return all graphs by their names, and open the one that reads pictures, which few calls need."""
-        if ENCODER not in self.parts:
-            self.parts[ENCODER] = self._open_encoder()
-        return self.parts
+        with self._opening:
+            self.parts["unet"].check_open()
+            if ENCODER not in self.parts:
+                self.parts = {**self.parts, ENCODER: self._open_encoder()}
+            return self.parts
 
     def generate(self, prompt: str | Iterable[str], **options: Unpack[ImageOptions]) -> list[Picture]:
         """Return pictures of what a text says, or each of several texts.
@@ -338,10 +343,11 @@ class ImageGenerator(BatchedModel):
         """Return another picture to begin with, if one is given, and the height and width of the result."""
         defaults = self.defaults
         sizes: dict[str, int | None] = {"height": options.get("height"), "width": options.get("width")}
+        most = []
         for name, size in sizes.items():
             axis = self.parts["unet"].artifact.axis(name)
-            least, most = (defaults.multiple * length for length in (axis.min, axis.max))
-            check_whole(name, size, least, most, optional=True)
+            most.append(defaults.multiple * axis.max)
+            check_whole(name, size, defaults.multiple * axis.min, most[-1], optional=True)
             if size is not None and size % defaults.multiple:
                 raise InputError(f"{name}={size} is not a multiple of {defaults.multiple}", option=name)
         image = options.get("image")
@@ -349,7 +355,7 @@ class ImageGenerator(BatchedModel):
             if options.get("strength") is not None:
                 raise InputError("strength is of an image to begin with; give one", option="strength")
             return None, sizes["height"] or defaults.height, sizes["width"] or defaults.width
-        begin = read_picture(image, defaults.multiple, sizes["height"], sizes["width"])
+        begin = read_picture(image, defaults.multiple, (most[0], most[1]), sizes["height"], sizes["width"])
         _, _, height, width = begin.shape
         return begin, height, width
 

@@ -14,7 +14,7 @@ from ..memory_budget import MemoryBudget
 class Part(GraphRunner):
     """An opened graph, whose inputs and outputs are named by their roles; B is the first axis of all.
 
-    A GPU captures it for each size that comes again, as the steps of a picture do.
+    A GPU captures a UNet for each size that comes again, as the steps of a picture do.
     """
 
     def __init__(self, program: Program, artifact: Artifact, budget: MemoryBudget | None = None) -> None:

@@ -24,6 +24,7 @@ Float32: TypeAlias = npt.NDArray[np.float32]
 GivenPicture: TypeAlias = "str | Path | bytes | Pixels | PIL.Image.Image"
 """A picture: a file's path, a file's bytes, (H, W, 3) uint8, or an image of Pillow."""
 
+FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF")  # Pillow has readers of others that start programs
 MAX_FILE_BYTES = 64 * 2**20
 MAX_PIXELS = 64 * 2**20
 
@@ -75,12 +76,15 @@ def make_pixels(values: Float32) -> Pixels:
     return pixels
 
 
-def read_picture(picture: GivenPicture, multiple: int, height: int | None, width: int | None) -> Float32:
+def read_picture(
+    picture: GivenPicture, multiple: int, most: tuple[int, int], height: int | None, width: int | None
+) -> Float32:
     """Return a picture (1, 3, H, W) from -1 to 1, as diffusers' pipelines read it.
 
     Args:
         picture: see `GivenPicture`.
         multiple: what H and W are multiples of; without a height or a width, the picture's is rounded down.
+        most: the largest H and W.
         height: H; the picture is resized to it.
         width: W.
     """
@@ -90,6 +94,12 @@ def read_picture(picture: GivenPicture, multiple: int, height: int | None, width
         raise InputError(
             f"the picture has {image.width} x {image.height} pixels; at least {multiple} x {multiple} are"
             " needed",
+            option="image",
+        )
+    if sizes[0] > most[1] or sizes[1] > most[0]:
+        raise InputError(
+            f"the picture has {image.width} x {image.height} pixels, and the model makes at most {most[1]} x"
+            f" {most[0]}; give a height and a width, to which it is resized",
             option="image",
         )
     if sizes != image.size:
@@ -130,12 +140,14 @@ def read_file(picture: str | Path | bytes) -> PIL.Image.Image:
             raise DataError(f"{name} has {size} bytes; at most {MAX_FILE_BYTES} are read")
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of large pictures, which are refused below
-            opened = pillow.open(BytesIO(picture) if isinstance(picture, bytes) else picture)
+            from PIL.ImageOps import exif_transpose
+
+            opened = pillow.open(BytesIO(picture) if isinstance(picture, bytes) else picture, formats=FORMATS)
             with opened:
-                return check_size(opened).convert("RGB")
-    except (OSError, SyntaxError, ValueError, pillow.DecompressionBombError) as error:
-        if isinstance(error, DataError):
-            raise
+                return exif_transpose(check_size(opened)).convert("RGB")
+    except DataError:
+        raise
+    except Exception as error:  # whatever a reader stumbles over in a damaged file
         why = f": {error.strerror}" if isinstance(error, OSError) and error.strerror else ""
         raise DataError(f"{name} is not a picture that can be read{why}", option="image") from error
 

@@ -202,6 +202,12 @@ def build_lcm(settings: Settings, steps: int, begin: int) -> Scheduler:
     if taught > N:
         raise InputError(f"the checkpoint's original_inference_steps is {taught}, of {N} timesteps alone")
     most = int(taught * settings.strength)
+    if not most:
+        raise InputError(
+            f"strength={settings.strength} of the {taught} steps that the model was taught leaves none; take"
+            " more",
+            option="strength",
+        )
     check_whole("steps", steps, 1, min(most, N), what="LCM's models are taught so many, times strength")
     every = np.arange(1, most + 1)[::-1] * (N // taught) - 1
     times = every[np.linspace(0, most, steps, endpoint=False).astype(np.int64)][begin:]

@@ -17,7 +17,9 @@ PAGE = ROOT / "runtime" / "apps" / "server" / "page"
 EXPLANATIONS = ROOT / "runtime" / "apps" / "explain" / "page"  # at /explain/
 TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
 HEADERS = {
-    "Content-Security-Policy": "default-src 'self'; img-src 'self' data:; base-uri 'none'",
+    "Content-Security-Policy": (
+        "default-src 'self'; img-src 'self' data:; base-uri 'none'; form-action 'none'"
+    ),
     "X-Content-Type-Options": "nosniff",
 }
 ENCODER = ["embeddings", "rerank", "classify", "tags", "answers", "fill-mask"]

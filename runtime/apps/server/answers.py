@@ -320,6 +320,7 @@ class ImageEvent(Record):
     b64_json: str | UnsetType = UNSET
     size: str | UnsetType = UNSET
     output_format: str | UnsetType = UNSET
+    index: int | UnsetType = UNSET
     partial_image_index: int | UnsetType = UNSET
     seed: int | UnsetType = UNSET
     dropped: int | UnsetType = UNSET

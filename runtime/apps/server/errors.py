@@ -97,6 +97,9 @@ def find_api_error(error: BaseException, names: Mapping[str, str] | None = None)
 def translate_message(message: str, names: Mapping[str, str]) -> str:
     """Return a message about options of ours in the words of a route: its parameters, and JSON's values."""
     message = re.sub(r" \(--[^()]*\)", "", message)  # an option of the command
+    if names.get("height") == names.get("width") == "size":  # one parameter for both
+        message = re.sub(r"height=(\d+) and width=(\d+)", r"size=\2x\1", message)
+        message = message.replace("a height and a width", "a size")
     for ours, theirs in names.items():
         # Words such as "text" are parameters only where a value or an index follows.
         end = r"\b" if "_" in ours else r"(?=[=\[])"

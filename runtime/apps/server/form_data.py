@@ -20,6 +20,13 @@ MAX_FIELDS = 64
 B = TypeVar("B", bound=Body)
 
 
+def check_text(name: str, text: str) -> str:
+    """Refuse half characters, which a form can have by the charset that it names."""
+    if not text.isascii() and any("\ud800" <= sign <= "\udfff" for sign in text):
+        refuse(name, "has half a character (a lone surrogate)")
+    return text
+
+
 async def decode_form(data: bytes, headers: Headers, kind: type[B]) -> B:
     """Return the parameters of a form: files as their bytes, numbers as their texts say.
 
@@ -43,7 +50,7 @@ async def decode_form(data: bytes, headers: Headers, kind: type[B]) -> B:
             name = given.removesuffix("[]")  # clients that may send several files
             if name in fields:
                 refuse(name, "is given several times; give it once")
-            fields[name] = await value.read() if isinstance(value, UploadFile) else value
+            fields[name] = await value.read() if isinstance(value, UploadFile) else check_text(name, value)
     finally:
         await form.close()
     try:

@@ -15,7 +15,7 @@ from starlette.responses import Response
 
 from ...asynchronous.loop_calls import get_loop_calls
 from ...images.image_generator import ImageGenerator, Step
-from ...images.pictures import Picture
+from ...images.pictures import Picture, import_pillow
 from ...scheduling.steps import Steps
 from .answers import ImageEntry, ImageEvent, ImagesAnswer
 from .calls import Call, cancel_when_gone, wait_for_all
@@ -24,6 +24,7 @@ from .image_bodies import ImageEditsRequest, ImagesRequest
 from .streaming import DONE, EventStream, wait_for_first, write_event
 from .text_sizes import measure_texts
 
+MAX_UNSENT = 4  # events that wait for the client, beyond which pictures on the way are left out
 NAMES = {"height": "size", "width": "size", "num_images": "n"}
 Kind: TypeAlias = Literal["image_generation", "image_edit"]
 
@@ -40,7 +41,8 @@ async def edit_images(call: Call[ImageEditsRequest]) -> Response:
 
 async def make_images(call: Call[ImagesRequest], kind: Kind, options: dict[str, Any]) -> Response:
     """Return the pictures of a request, or what a stream of them begins with."""
-    measure_texts(call, call.take("prompt", "negative_prompt").values(), ("prompt", ""))
+    for name, text in call.take("prompt", "negative_prompt").items():
+        measure_texts(call, [text], (name, ""))
     options |= call.take(
         "negative_prompt", "steps", "guidance_scale", "scheduler", "seed", num_images="n"
     ) | read_size(call.body.size)
@@ -95,7 +97,13 @@ class PictureJob:
         def put(event: bytes | None) -> None:  # in the engine's thread
             loop.call(partial(events.put_nowait, event))
 
-        future = await self._submit(lambda step: put(self._write_step(step)))
+        def tell(step: Step) -> None:
+            put(self._write_step(step))
+            # A slow client gets fewer pictures on the way.
+            if events.qsize() <= MAX_UNSENT and (partial_images := self._write_partial(step)):
+                put(partial_images)
+
+        future = await self._submit(tell)
         future.add_done_callback(lambda _: put(None))
         async with cancel_when_gone(self.call.request, future.cancel):
             began = False
@@ -104,7 +112,7 @@ class PictureJob:
                 yield event
             try:
                 (pictures,) = await wait_for_all([future])
-                yield await self.call.run_amid_answer(lambda: b"".join(map(self._write_end, pictures)))
+                yield await self.call.run_amid_answer(lambda: self._write_end(pictures))
             except Exception as error:
                 if not began:
                     raise
@@ -115,6 +123,7 @@ class PictureJob:
     async def _submit(self, on_step: Callable[[Step], object] | None) -> Future[list[Picture]]:
         """Let the pictures wait for their turn; another picture is read in another thread."""
         call = self.call
+        import_pillow()  # before a picture is made that could not be written
         model = cast(ImageGenerator, call.served.model)  # the capabilities say so
         return await call.run(
             lambda: model.submit(
@@ -130,23 +139,34 @@ class PictureJob:
         return base64.b64encode(picture.encode(self._format)).decode()
 
     def _write_step(self, step: Step) -> bytes:
-        """Return the event of a step, and those of the pictures as far as they are, if it is their turn."""
         event = self._make_event("step", step=step.number, steps=step.count, seconds_left=step.seconds_left)
-        written = write_event(event)
+        return write_event(event)
+
+    def _write_partial(self, step: Step) -> bytes:
+        """Return the events of the pictures as far as they are, if it is their turn."""
         place = find_partial(step, self.call.body.partial_images or 0)
         if place is None:
-            return written
-        pictures = step.preview()
-        return written + b"".join(
-            self._write_picture("partial_image", picture, partial_image_index=place) for picture in pictures
+            return b""
+        return self._write_pictures("partial_image", step.preview(), partial_image_index=place)
+
+    def _write_end(self, pictures: Sequence[Picture]) -> bytes:
+        one = pictures[0]
+        return self._write_pictures("completed", pictures, seed=one.seed, dropped=one.dropped)
+
+    def _write_pictures(self, word: str, pictures: Sequence[Picture], **members: Any) -> bytes:
+        """Return an event for each picture of the request, which all have the same prompt and seed."""
+        events = (
+            self._make_event(
+                word,
+                index=index,
+                b64_json=self._encode(picture),
+                size=write_size(picture),
+                output_format=self._format,
+                **members,
+            )
+            for index, picture in enumerate(pictures)
         )
-
-    def _write_end(self, picture: Picture) -> bytes:
-        return self._write_picture("completed", picture, seed=picture.seed, dropped=picture.dropped)
-
-    def _write_picture(self, word: str, picture: Picture, **members: Any) -> bytes:
-        encoded = {"b64_json": self._encode(picture), "size": write_size(picture)}
-        return write_event(self._make_event(word, **encoded, output_format=self._format, **members))
+        return b"".join(map(write_event, events))
 
     def _make_event(self, word: str, **members: Any) -> ImageEvent:
         return ImageEvent(f"{self.kind}.{word}", int(time.time()), **members)  # type: ignore[arg-type]
@@ -154,6 +174,7 @@ class PictureJob:
 
 def find_partial(step: Step, count: int) -> int | None:
     """Return which of `count` pictures on the way, evenly spread, a step has; None if it has none."""
+    count = min(count, step.count - 1)  # the last step leads to the picture itself
     steps: Sequence[int] = [(index + 1) * step.count // (count + 1) for index in range(count)]
     return steps.index(step.number) if step.number in steps else None
 

@@ -249,7 +249,8 @@ def test_pictures_that_do_not_fit_are_refused_before_anything_runs(
 ) -> None:
     """What the message says fits does; one step more does not."""
     with ImageGenerator.load(picture_bundle, precision="fp32", threads=1) as model:
-        weights = model.bundle.manifest.count_weight_bytes(*(part.artifact for part in model.parts.values()))
+        graphs = (part.artifact for part in model.open_parts().values())
+        weights = model.bundle.manifest.count_weight_bytes(*graphs)
     limit = weights + 20_000_000
     with ImageGenerator.load(picture_bundle, precision="fp32", threads=1, memory_limit=limit) as model:
         assert len(model.generate("one", steps=1, height=32, width=32)) == 1

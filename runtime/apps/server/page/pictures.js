@@ -47,15 +47,19 @@ export const pictures = {
   ],
   check: ({ image, strength }) =>
     strength !== undefined && !image ? "Choose a picture to begin with, or leave out how much of it to make anew." : "",
-  write: async ({ image, strength, ...others }) => {
-    const start = image ? { image: await encode(image), strength } : {};
+  write: async ({ image, strength, ...others }, { image_size: size }) => {
+    const start = image ? { image: await encode(image), strength, size: await chooseSize(image, size) } : {};
     return { ...others, ...start, partial_images: PREVIEWS };
   },
   path: ({ image }) => (image ? "v1/images/edits" : "v1/images/generations"),
   ask: follow,
   draw: ({ made }, { prompt }) => {
     const [event] = made;
-    return { summary: `${event.size} pixels, seed ${event.seed}`, parts: made.map((one) => drawPicture(one, prompt)) };
+    const cut = event.dropped > 0 ? `; the text's last ${event.dropped} tokens were left out` : "";
+    return {
+      summary: `${event.size} pixels, seed ${event.seed}${cut}`,
+      parts: made.map((one) => drawPicture(one, prompt)),
+    };
   },
 };
 
@@ -97,6 +101,15 @@ function drawPicture(event, prompt) {
 
 function makeSource({ b64_json: data, output_format: format }) {
   return `data:image/${format};base64,${data}`;
+}
+
+/** Return the size of a picture, made as small as those that the model was made for. */
+async function chooseSize(file, usual) {
+  const picture = await createImageBitmap(file);
+  const most = Math.max(...usual.split("x").map(Number));
+  const scale = Math.min(1, most / Math.max(picture.width, picture.height));
+  const [width, height] = [picture.width, picture.height].map((side) => Math.max(8, Math.round((side * scale) / 8) * 8));
+  return `${width}x${height}`;
 }
 
 /** Return a file's bytes in base64. */

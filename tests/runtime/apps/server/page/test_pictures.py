@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import base64
+import io
+
+import PIL.Image
 
 from .....helpers.page import PANEL, Open, error_line, fill, press_button, wait_for_text
 from .....helpers.page_answers import make_picture_events
@@ -48,7 +51,9 @@ def test_a_picture_to_begin_with_is_sent(server: StandIn, open_page: Open) -> No
     fill(page, "How much of it to make anew", "0.5")
     press_button(page, "Make it")
     assert "Choose a picture to begin with" in error_line(page)
-    data = bytes(range(256)) * 300
+    file = io.BytesIO()
+    PIL.Image.new("RGB", (100, 57), "orange").save(file, "PNG")
+    data = file.getvalue()
     page.evaluate(give_file(data))
     press_button(page, "Make it")
     wait_for_text(page, "8x8 pixels, seed 7")
@@ -56,6 +61,7 @@ def test_a_picture_to_begin_with_is_sent(server: StandIn, open_page: Open) -> No
     assert path == "/v1/images/edits"
     assert base64.b64decode(body["image"]) == data
     assert body["strength"] == 0.5
+    assert body["size"] == "32x16"  # no larger than the model's pictures, in steps of 8
 
 
 def test_what_goes_wrong_is_said(server: StandIn, open_page: Open) -> None:
