@@ -77,7 +77,7 @@ def test_the_attention_is_drawn(dates_bundle: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["x", "--num-beams", "0"], "num_beams is 0"),
+        (["x", "--num-beams", "0"], "--num-beams is 0"),
         (["x", "--early-stopping", "soon"], "must be one of true, false, never"),
         (["x", "--task", "embed"], "this bundle translates; it does not support the task 'embed'"),
         (["x", "--temperature", "1"], "--temperature cannot be used with the task translate"),

@@ -3,7 +3,18 @@
 from __future__ import annotations
 
 CLI = {"rich", "typer"}
-SERVE = {*CLI, "anyio", "h11", "jinja2", "llguidance", "msgspec", "prometheus_client", "starlette", "uvicorn"}
+SERVE = {
+    *CLI,
+    "anyio",
+    "h11",
+    "jinja2",
+    "llguidance",
+    "msgspec",
+    "prometheus_client",
+    "python_multipart",
+    "starlette",
+    "uvicorn",
+}
 VERIFY = {*CLI, "jinja2", "onnx_ir", "onnxruntime"}
 EXPORT = {*VERIFY, "huggingface_hub", "onnx", "onnxscript", "safetensors", "torch"}
 # What each extra installs, as in pyproject.toml. If a command's own extra lacks a module, the first one that
