@@ -22,6 +22,7 @@ MAX_OPTION_BYTES = 2**20  # of JSON, of all parameters together that are none of
 INPUTS = (
     "messages",
     "prompt",
+    "negative_prompt",
     "input",
     "query",
     "documents",

@@ -45,12 +45,12 @@ def exchange_points(model: ir.Model) -> None:
     other.replace_input_with(place, first)
 
 
-def change_sign(operator: str, other: str) -> Plant:
-    """Return what adds where the convolution's first node of a kind subtracts, or the other way round."""
+def change_sign(index: int) -> Plant:
+    """Return what adds where one of the convolution's nodes subtracts."""
 
     def plant(model: ir.Model) -> None:
-        node = next(n for n in model.graph if n.op_type == operator and find_module(n) == CONV)
-        wrong = ir.node(other, list(node.inputs), name=f"{node.name}/wrong")
+        node = [n for n in model.graph if n.op_type == "Sub" and find_module(n) == CONV][index]
+        wrong = ir.node("Add", list(node.inputs), name=f"{node.name}/wrong")
         wrong.metadata_props.update(node.metadata_props)
         (result,) = wrong.outputs
         result.type, result.shape = node.outputs[0].type, node.outputs[0].shape
@@ -63,8 +63,8 @@ def change_sign(operator: str, other: str) -> Plant:
 FAULTS = [
     Fault("a point's kernels 1 % off", perturb_point, CONV, NODES),
     Fault("two points exchanged", exchange_points, CONV, NODES),
-    Fault("a sign among the tiles", change_sign("Sub", "Add"), CONV, NODES),
-    Fault("a sign among the results", change_sign("Add", "Sub"), CONV, NODES),
+    Fault("a sign among the tiles", change_sign(0), CONV, NODES),
+    Fault("a sign among the results", change_sign(-1), CONV, NODES),
 ]
 
 

@@ -225,4 +225,5 @@ def test_a_model_that_is_no_classifier_says_what_labels_need(
         pytest.raises(InputError, match=f"^{needs}; this one is not a classifier$"),
     ):
         model.classify("a", candidate_labels=LABELS)
-    assert needs in error_line("run", folder, "a", "--candidate-labels", "good")
+    line = error_line("run", folder, "a", "--candidate-labels", "good")
+    assert needs.replace("candidate_labels", "--candidate-labels") in line

@@ -9,7 +9,7 @@ import PIL.Image
 
 from .....helpers.page import PANEL, Open, error_line, fill, press_button, wait_for_text
 from .....helpers.page_answers import make_picture_events
-from .....helpers.page_server import CUT, END, StandIn
+from .....helpers.page_server import CUT, END, PATIENCE, StandIn
 
 TAB = "images-generations"
 IMAGE = f"{PANEL}.querySelector('.result img:not([hidden])')"
@@ -69,6 +69,8 @@ def test_what_goes_wrong_is_said(server: StandIn, open_page: Open) -> None:
     press_button(page, "Make it")
     server.stream(make_picture_events()[0], {"error": {"message": "No memory.", "param": None}})
     assert "No memory" in error_line(page)
+    assert server.left.wait(PATIENCE)  # else this stream would take what the next one is to send
+    server.left.clear()
     press_button(page, "Make it")
     server.stream(CUT)
     page.wait(f"{PANEL}.querySelector('.error').textContent.includes('connection ended')")
@@ -76,4 +78,4 @@ def test_what_goes_wrong_is_said(server: StandIn, open_page: Open) -> None:
     wait_for_text(page, "Waiting for its turn")
     page.press("Escape")
     page.wait(f"!{PANEL}.querySelector('button.main').hidden")
-    assert server.left.wait(20)
+    assert server.left.wait(PATIENCE)
