@@ -192,7 +192,8 @@ def read_peak() -> int:
 
 def main() -> None:
     """Prepare or serve one system."""
-    name, order = sys.argv[1], json.loads(sys.argv[2])
+    name = sys.argv[1]
+    order = json.loads(sys.argv[2])
     os.environ |= {"HF_HUB_OFFLINE": "1"}
     if "--prepare" not in sys.argv:
         serve(name, order)

@@ -21,7 +21,7 @@ from .bundle.names import name_export
 from .bundle.writer import install_change, open_staging_folder
 from .precisions import PRECISIONS, expand_names
 from .targets import NAMES, Target, find_target, find_target_of_plan, suggest_target
-from .tensorrt.hardware import find_weight_need
+from .tensorrt.choices import has_kernels
 from .verification.explanations import PREFIX as EXPLANATIONS
 from .verification.report import prune_checks
 
@@ -269,14 +269,8 @@ def list_graphs(manifest: Manifest, target: Target, sms: Sequence[str] = ()) -> 
     """Return the graphs of a bundle that a target runs, or builds plans from; for some GPUs, if named."""
     taken = [artifact for artifact in manifest.artifacts if takes(manifest, target, artifact)]
     if target.plans and sms:
-        taken = [artifact for artifact in taken if has_kernels(artifact.precision, sms)]
+        taken = [one for one in taken if any(has_kernels(one.precision, [sm]) for sm in sms)]
     return keep_whole(manifest, taken)
-
-
-def has_kernels(precision: str, sms: Sequence[str]) -> bool:
-    """Tell whether one of some GPUs has kernels for a precision's weights."""
-    need = find_weight_need(precision)
-    return need is None or any(map(need.is_met, sms))
 
 
 def takes(manifest: Manifest, target: Target, artifact: Artifact) -> bool:

@@ -188,11 +188,11 @@ class ParameterRef:
 
 def transform_kernels(kernels: np.ndarray, i: int, j: int) -> np.ndarray:
     """Return kernels (K, C, 3, 3) at a point of Winograd's domain: (C, K), in float64."""
-    down, right = WINOGRAD[i], WINOGRAD[j]
-    taken = [(a, b) for a in range(3) for b in range(3) if down[a] and right[b]]
     found: Array = np.zeros(kernels.shape[:2]).T
-    for a, b in taken:
-        found += down[a] * right[b] * kernels[:, :, a, b].T
+    for a, down in enumerate(WINOGRAD[i]):
+        for b, right in enumerate(WINOGRAD[j]):
+            if down and right:
+                found += down * right * kernels[:, :, a, b].T
     return found
 
 

@@ -28,7 +28,8 @@ USUAL = {
 }
 END = np.iinfo(np.int64).max
 POINTS = range(4)  # of a tile, on each side
-ROWS, COLUMNS = 1, 2  # axes of (N, R, S, C)
+ROWS = 1  # the axis of (N, R, S, C)
+COLUMNS = 2
 
 
 def multiply_in_winograds_domain(model: ir.Model) -> None:
@@ -36,7 +37,8 @@ def multiply_in_winograds_domain(model: ir.Model) -> None:
     op = Builder(model.graph, None, "winograd")
     for node in list(model.graph):
         if is_suited(node):
-            op.before, op.metadata = node, node.metadata_props
+            op.before = node
+            op.metadata = node.metadata_props
             replace_value(node.outputs[0], write_convolution(op, node))
     RemoveUnusedNodesPass()(model)
 
@@ -82,10 +84,7 @@ def split_into_tiles(op: Builder, x: ir.Value | None, size: ir.Value) -> list[li
     ends = op("Add", op("Mod", size, [2, 2]), [1, 1])
     padded = op("Pad", x, op("Concat", [0, 0, 1, 1, 0, 0], ends, axis=0))
     phases = op("Transpose", op("SpaceToDepth", padded, blocksize=2), perm=[0, 2, 3, 1])  # (N, R, S, 4 C)
-    points = []
-    for row in transform_points(op, phases, ROWS):
-        points.append(transform_points(op, row, COLUMNS))
-    return points
+    return [transform_points(op, row, COLUMNS) for row in transform_points(op, phases, ROWS)]
 
 
 def transform_points(op: Builder, phases: ir.Value, axis: int) -> list[ir.Value]:
