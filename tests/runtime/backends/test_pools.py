@@ -46,9 +46,13 @@ print(alone[0] == alone[1] == found[0] == found[1], len(set(alone[0])))
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc, which only Linux has")
 def test_idle_models_leave_the_processor_to_others(demo_bundle: Path) -> None:
-    """By what the workers compute after a call until they sleep; ONNX Runtime's own spinning takes 0.3 s."""
+    """By the CPU time that workers take after a call until they sleep, beside ONNX Runtime's own of one run.
+
+    The medians of ten calls: what another process does to one of them decides nothing.
+    """
     code = """
-import time
+import glob, statistics, time
+import numpy as np
 
 def others(): return time.process_time() - time.thread_time()
 
@@ -60,16 +64,28 @@ def is_asleep(task):
 
 def list_others(): return set(os.listdir("/proc/self/task")) - {str(threading.get_native_id())}
 
+def measure(call):
+    spent = []
+    for _ in range(10):
+        call()
+        before = others()
+        while not all(map(is_asleep, list_others())): time.sleep(0.01)
+        spent.append(others() - before)
+    return statistics.median(spent)
+
 models = [load(folder, threads=2) for _ in range(2)]
-spent = 0.0
-for _ in range(10):
-    for model in models: tokens(model)
-    before = others()
-    while not all(map(is_asleep, list_others())): time.sleep(0.01)
-    spent += others() - before
-print(spent)
+ours = measure(lambda: [tokens(model) for model in models])
+options = ort.SessionOptions()
+options.intra_op_num_threads = 2
+graph = glob.glob(folder + "/onnx/decoder.portable.fp32*.onnx")[0]
+plain = ort.InferenceSession(graph, options, providers=["CPUExecutionProvider"])
+sizes = lambda shape: [size if isinstance(size, int) else 1 for size in shape]
+kinds = {"tensor(int64)": np.int64, "tensor(float)": np.float32}
+feeds = {each.name: np.zeros(sizes(each.shape), kinds[each.type]) for each in plain.get_inputs()}
+print(ours, measure(lambda: plain.run(None, feeds)))
 """
-    assert float(run(code, demo_bundle).splitlines()[-1]) < 0.05
+    ours, plain = map(float, run(code, demo_bundle).splitlines()[-1].split())
+    assert ours < plain / 3, (ours, plain)
 
 
 def test_a_program_may_have_made_the_global_pool(demo_bundle: Path) -> None:
