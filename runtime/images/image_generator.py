@@ -217,9 +217,8 @@ class ImageGenerator(BatchedModel):
         self, request: Request, parts: Sequence[int], is_wanted: IsWanted
     ) -> Iterator[Mapping[int, Picture]]:
         """Yield the pictures of a request, all of them together; none where nobody waits any more."""
-        del parts
         with self._memory.reserve(self._size(request)):
-            yield dict(enumerate(self._make(request, lambda: is_wanted(0))))
+            yield dict(zip(parts, self._make(request, lambda: is_wanted(0)), strict=False))
 
     def _size(self, request: Request) -> PictureBatch:
         """Return what a request makes."""
@@ -313,6 +312,8 @@ class ImageGenerator(BatchedModel):
                 " or one for each",
                 option="negative_prompt",
             )
+        if len(prompts) > MAX_PICTURES:
+            raise InputError(f"there are {len(prompts)} prompts, and {MAX_PICTURES} at most in one call")
         copies = options.get("num_images", 1)
         check_whole("num_images", copies, 1, max(1, MAX_PICTURES // max(1, len(prompts))))
         seed = options.get("seed")

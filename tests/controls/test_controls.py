@@ -96,7 +96,7 @@ def sentences(tmp_path_factory: pytest.TempPathFactory) -> Ground:
 
 
 def list_tried(
-    judged: Callable[[str], Judged], sentences: Ground, marian: Ground
+    judged: Callable[[str], Judged], sentences: Ground, marian: Ground, pictures: Ground
 ) -> list[tuple[Ground, Artifact]]:
     """Return a graph of every kind and precision, with its bundle."""
     tried = []
@@ -105,26 +105,29 @@ def list_tried(
         artifacts = [a for a in ground.bundle.manifest.artifacts if a.precision in TRIED[family]]
         tried += [(ground, a) for a in {(a.graph, a.precision): a for a in artifacts}.values()]
     tried += [(sentences, a) for a in {a.precision: a for a in sentences.bundle.manifest.artifacts}.values()]
-    return tried + [(marian, a) for a in marian.bundle.manifest.artifacts if a.dialect == "inplace"]
+    tried += [(marian, a) for a in marian.bundle.manifest.artifacts if a.dialect == "inplace"]
+    denoisers = [a for a in pictures.bundle.manifest.artifacts if a.graph == "unet"]
+    return tried + [(pictures, a) for a in {a.precision: a for a in denoisers}.values()]
 
 
 def test_each_limit_follows_from_rounding_and_catches_what_is_three_times_that(
     judged: Callable[[str], Judged],
     sentences: Ground,
     marian_bundle: Path,
+    picture_bundle: Path,
     tmp_path: Path,
 ) -> None:
     marian = Ground(marian_bundle, tmp_path / "marian")
+    pictures = Ground(picture_bundle, tmp_path / "pictures")
     limits = [
         limit
-        for ground, artifact in list_tried(judged, sentences, marian)
+        for ground, artifact in list_tried(judged, sentences, marian, pictures)
         for limit in measure_limits(ground, artifact)
     ]
     TABLE.parent.mkdir(exist_ok=True)
     TABLE.write_text(format_limits(limits), encoding="utf-8")
     of_labels = {"probability_error", "label_changes"}  # of classifiers: see test_labels.py
-    of_pictures = {"rms_error", "path_error"}  # see test_picture_faults.py
-    assert {limit.metric for limit in limits} == {*CAPPED, "score_error"} - of_labels - of_pictures
+    assert {limit.metric for limit in limits} == {*CAPPED, "score_error"} - of_labels
     assert {limit.artifact.rpartition(".")[2] for limit in limits} == PRECISIONS.keys() - {
         "int4-kv8",
         "fp16-kv8",
