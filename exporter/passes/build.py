@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -46,9 +46,15 @@ class Builder:
         return self.add(operator, *inputs, **options).outputs[0]
 
     def add(
-        self, operator: str, *inputs: Any, domain: str = "", results: int = 1, **attributes: Any
+        self,
+        operator: str,
+        *inputs: Any,
+        domain: str = "",
+        results: int = 1,
+        shape: Sequence[int | str] | None = None,
+        **attributes: Any,
     ) -> ir.Node:
-        """Add a node.
+        """Add a node, whose results have a shape if it is given.
 
         An input is a value, None, or a number or an array, which becomes a constant: a Python number int64
         or float32.
@@ -59,6 +65,7 @@ class Builder:
         node.metadata_props.update(self.metadata)
         for number, result in enumerate(node.outputs):
             result.type = infer_type(node)
+            result.shape = None if shape is None else ir.Shape(shape)
             result.name = f"{name}.{number}"
         if self.before is None:
             self.graph.append(node)

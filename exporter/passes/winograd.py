@@ -9,6 +9,9 @@ N batch, C channels in, K channels out, H height, W width, R = H / 2 and S = W /
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import TypeAlias
+
 import numpy as np
 import onnx_ir as ir
 from onnx_ir.passes.common import RemoveUnusedNodesPass
@@ -30,6 +33,8 @@ END = np.iinfo(np.int64).max
 POINTS = range(4)  # of a tile, on each side
 ROWS = 1  # the axis of (N, R, S, C)
 COLUMNS = 2
+
+Size: TypeAlias = "int | str"  # a number, or the name of one that is known when a graph runs
 
 
 def multiply_in_winograds_domain(model: ir.Model) -> None:
@@ -64,39 +69,77 @@ def plain(node: ir.Node, name: str) -> object:
 
 
 def write_convolution(op: Builder, conv: ir.Node) -> ir.Value:
-    """Return the results (N, K, H, W) of a convolution of (N, C, H, W)."""
+    """Return the results (N, K, H, W) of a convolution of (N, C, H, W).
+
+    All values have a shape: ONNX Runtime 1.31 gives a name to each size that it is not told, and opening a
+    graph takes time that grows with the square of their number.
+    """
     x, kernels, bias = conv.inputs
+    assert x is not None
     assert kernels is not None
-    size = op("Shape", x, start=2, end=4)
-    tiles = split_into_tiles(op, x, size)
+    assert kernels.shape is not None
+    K = kernels.shape[0]
+    N, R, S = name_sizes(conv)
+    size = op("Shape", x, start=2, end=4, shape=[2])
+    tiles = split_into_tiles(op, x, size, (N, R, S), kernels.shape[1])
     products = [[multiply(op, tiles[i][j], kernels, i, j) for j in POINTS] for i in POINTS]
     # This product alone counts once in each of the four results of a tile.
-    products[1][1] = op("Add", products[1][1], bias)
+    products[1][1] = op("Add", products[1][1], bias, shape=[N, R, S, K])
     rows = [sum_points(op, [products[i][j] for i in POINTS]) for j in POINTS]
     results = [y for a in range(2) for y in sum_points(op, [rows[j][a] for j in POINTS])]
-    channels_first = op("Transpose", op("Concat", *results, axis=-1), perm=[0, 3, 1, 2])
-    whole = op("DepthToSpace", channels_first, blocksize=2, mode="DCR")
+    across = op("Concat", *results, axis=-1, shape=[N, R, S, 4 * K])
+    channels_first = op("Transpose", across, perm=[0, 3, 1, 2], shape=[N, 4 * K, R, S])
+    doubled = [N, K, double(R), double(S)]
+    whole = op("DepthToSpace", channels_first, blocksize=2, mode="DCR", shape=doubled)
     return op("Slice", whole, [0, 0], size, [2, 3])  # of an odd size the last row or column is padding
 
 
-def split_into_tiles(op: Builder, x: ir.Value | None, size: ir.Value) -> list[list[ir.Value]]:
-    """Return each point (N, R, S, C) of the tiles of (N, C, H, W), transformed; `size` is (H, W)."""
-    ends = op("Add", op("Mod", size, [2, 2]), [1, 1])
-    padded = op("Pad", x, op("Concat", [0, 0, 1, 1, 0, 0], ends, axis=0))
-    phases = op("Transpose", op("SpaceToDepth", padded, blocksize=2), perm=[0, 2, 3, 1])  # (N, R, S, 4 C)
-    return [transform_points(op, row, COLUMNS) for row in transform_points(op, phases, ROWS)]
-
-
-def transform_points(op: Builder, phases: ir.Value, axis: int) -> list[ir.Value]:
-    """Return the points of tiles along an axis, of which even and odd ones lie side by side."""
-    even, odd = op.add("Split", phases, results=2, axis=-1, num_outputs=2).outputs
-    first, third = (op("Slice", even, [start], [end], [axis]) for start, end in ((0, -1), (1, END)))
-    second, fourth = (op("Slice", odd, [start], [end], [axis]) for start, end in ((0, -1), (1, END)))
+def name_sizes(conv: ir.Node) -> list[Size]:
+    """Return N, R and S of a convolution: numbers, or names that those of the same size share."""
+    x = conv.inputs[0]
+    assert x is not None
+    given = [None] * 4 if x.shape is None else x.shape
+    batch, _, height, width = (
+        dim if isinstance(dim, int) else getattr(dim, "value", None) or f"{conv.name}.{axis}"
+        for axis, dim in enumerate(given)
+    )
     return [
-        op("Sub", first, third),
-        op("Add", second, third),
-        op("Sub", third, second),
-        op("Sub", second, fourth),
+        batch,
+        *((side + 1) // 2 if isinstance(side, int) else f"({side} + 1)//2" for side in (height, width)),
+    ]
+
+
+def split_into_tiles(
+    op: Builder, x: ir.Value, size: ir.Value, tiles: Sequence[Size], C: int
+) -> list[list[ir.Value]]:
+    """Return each point (N, R, S, C) of the tiles of (N, C, H, W), transformed; `size` is (H, W)."""
+    N, R, S = tiles
+    more = [add_one(R), add_one(S)]  # phases have a row and a column beyond the last tile's
+    ends = op("Add", op("Mod", size, [2, 2], shape=[2]), [1, 1], shape=[2])
+    pads = op("Concat", [0, 0, 1, 1, 0, 0], ends, axis=0, shape=[8])
+    padded = op("Pad", x, pads, shape=[N, C, *map(double, more)])
+    phases = op("SpaceToDepth", padded, blocksize=2, shape=[N, 4 * C, *more])
+    channels_last = op("Transpose", phases, perm=[0, 2, 3, 1], shape=[N, *more, 4 * C])
+    return [transform_points(op, row, COLUMNS, S) for row in transform_points(op, channels_last, ROWS, R)]
+
+
+def transform_points(op: Builder, phases: ir.Value, axis: int, length: Size) -> list[ir.Value]:
+    """Return the points of `length` tiles along an axis, of which even and odd ones lie side by side."""
+    assert phases.shape is not None
+    *_, channels = shape = list(phases.shape)
+    shape[-1] = channels // 2
+    even, odd = op.add("Split", phases, results=2, axis=-1, num_outputs=2, shape=shape).outputs
+    shape[axis] = length
+    first, third, second, fourth = (
+        op("Slice", phase, [start], [end], [axis], shape=shape)
+        for phase in (even, odd)
+        for start, end in ((0, -1), (1, END))
+    )
+    return [
+        op("Sub", first, third, shape=shape),
+        op("Add", second, third, shape=shape),
+        op("Sub", third, second, shape=shape),
+        op("Sub", second, fourth, shape=shape),
     ]
 
 
@@ -110,13 +153,23 @@ def multiply(op: Builder, points: ir.Value, kernels: ir.Value, i: int, j: int) -
     lazy = make_lazy_tensor(lambda: stored.of(tensor.numpy(), (C, K)), (C, K), np.dtype(np.float32), name)
     constant = add_initializer(op.graph, name, lazy)
     stored.write(constant)
-    return op("MatMul", points, constant)
+    assert points.shape is not None
+    return op("MatMul", points, constant, shape=[*points.shape[:3], K])
 
 
 def sum_points(op: Builder, points: list[ir.Value]) -> tuple[ir.Value, ir.Value]:
     """Return the two results along an axis of a tile's four products."""
     first, second, third, fourth = points
+    shape = first.shape
     return (
-        op("Add", first, op("Add", second, third)),
-        op("Sub", op("Sub", second, third), fourth),
+        op("Add", first, op("Add", second, third, shape=shape), shape=shape),
+        op("Sub", op("Sub", second, third, shape=shape), fourth, shape=shape),
     )
+
+
+def double(size: Size) -> Size:
+    return 2 * size if isinstance(size, int) else f"2*({size})"
+
+
+def add_one(size: Size) -> Size:
+    return size + 1 if isinstance(size, int) else f"{size} + 1"

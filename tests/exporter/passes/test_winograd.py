@@ -71,6 +71,24 @@ def test_results_are_those_of_a_convolution(size: tuple[int, int], parameters: A
     assert np.abs(got - wanted).max() <= allowed
 
 
+@pytest.mark.parametrize("size", [(7, 12), (8, 9)])
+def test_every_value_has_the_shape_that_the_graph_tells(
+    size: tuple[int, int], parameters: Any, tmp_path: Path
+) -> None:
+    """What ONNX Runtime is not told makes opening a graph slow; what it is told wrongly it warns of."""
+    model = make_model(*parameters)
+    multiply_in_winograds_domain(model)
+    values = [value for node in model.graph for value in node.outputs]
+    told = {value.name: [str(dim) for dim in value.shape or ()] for value in values}
+    model.graph.outputs.extend(value for value in values if value not in model.graph.outputs)
+    ir.save(model, tmp_path / "x.onnx")
+    session = onnxruntime.InferenceSession(tmp_path / "x.onnx", providers=["CPUExecutionProvider"])
+    found = session.run(list(told), {"x": draw(2, CHANNELS[0], *size)})
+    sizes = {"N": 2, "H": size[0], "W": size[1]}
+    for (name, dims), array in zip(told.items(), found, strict=True):
+        assert [eval(dim, {}, sizes) for dim in dims] == list(array.shape), name
+
+
 def test_kernels_are_those_of_the_paper() -> None:
     """U = G g G^T, of Lavin and Gray's equation 8."""
     G = np.array([[1, 0, 0], [0.5, 0.5, 0.5], [0.5, -0.5, 0.5], [0, 0, 1]])
