@@ -18,7 +18,8 @@ def make_picture_events(steps: int = 2) -> list[dict[str, Any]]:
     """Return the events of a picture of 8 x 8: each step, one picture on the way, and the last."""
     file = io.BytesIO()
     PIL.Image.new("RGB", (8, 8), "orange").save(file, "PNG")
-    picture = {"b64_json": base64.b64encode(file.getvalue()).decode(), "size": "8x8", "output_format": "png"}
+    data = base64.b64encode(file.getvalue()).decode()
+    picture = {"index": 0, "b64_json": data, "size": "8x8", "output_format": "png"}
     name = "image_generation"
     events: list[dict[str, Any]] = [
         {"type": f"{name}.step", "step": step, "steps": steps, "seconds_left": float(steps - step)}

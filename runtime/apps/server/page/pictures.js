@@ -25,6 +25,23 @@ export const pictures = {
       hint: "More take longer and give finer pictures.",
     },
     {
+      name: "guidance_scale",
+      label: "How much the text counts",
+      kind: "number",
+      min: 0,
+      max: 100,
+      step: "any",
+      placeholder: "the model's own",
+    },
+    {
+      name: "size",
+      label: "Width and height",
+      kind: "line",
+      optional: true,
+      placeholder: "such as 256x256; the model's own",
+    },
+    { name: "n", label: "How many pictures", kind: "number", min: 1, max: 10, step: 1, placeholder: "1" },
+    {
       name: "seed",
       label: "Seed",
       kind: "number",
@@ -47,9 +64,10 @@ export const pictures = {
   ],
   check: ({ image, strength }) =>
     strength !== undefined && !image ? "Choose a picture to begin with, or leave out how much of it to make anew." : "",
-  write: async ({ image, strength, ...others }, { image_size: size }) => {
-    const start = image ? { image: await encode(image), strength, size: await chooseSize(image, size) } : {};
-    return { ...others, ...start, partial_images: PREVIEWS };
+  write: async ({ image, strength, size, ...others }, { image_size: usual }) => {
+    const start = image ? { image: await encode(image), strength } : {};
+    const chosen = size ?? (image ? await chooseSize(image, usual) : undefined);
+    return { ...others, ...start, size: chosen, partial_images: PREVIEWS };
   },
   path: ({ image }) => (image ? "v1/images/edits" : "v1/images/generations"),
   ask: follow,
@@ -79,9 +97,9 @@ async function follow(path, body, signal, showProgress) {
       if (event.step === 1) {
         announce(words.textContent);
       }
-    } else if (word === "partial_image") {
+    } else if (word === "partial_image" && event.index === 0) {
       Object.assign(picture, { src: makeSource(event), hidden: false, alt: "The picture as far as it is" });
-    } else {
+    } else if (word === "completed") {
       made.push(event);
     }
   }

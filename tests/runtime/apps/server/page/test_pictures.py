@@ -27,7 +27,14 @@ def give_file(data: bytes) -> str:
 
 def test_steps_and_pictures_on_the_way_are_shown(server: StandIn, open_page: Open) -> None:
     page = open_page(TAB)
-    fill(page, "Steps", "3")
+    given = {
+        "Steps": "3",
+        "Width and height": "24x16",
+        "How many pictures": "1",
+        "How much the text counts": "2.5",
+    }
+    for label, value in given.items():
+        fill(page, label, value)
     press_button(page, "Make it")
     wait_for_text(page, "Waiting for its turn")
     first, partial, *others = make_picture_events(3)
@@ -42,7 +49,8 @@ def test_steps_and_pictures_on_the_way_are_shown(server: StandIn, open_page: Ope
     assert page.wait(f"{IMAGE}.naturalWidth") == 8
     assert page.evaluate(f"{IMAGE}.alt") == "a red three"
     assert page.evaluate(f"{PANEL}.querySelector('a[download]').download") == "picture-7.png"
-    assert server.bodies[0][1]["steps"] == 3
+    body = server.bodies[0][1]
+    assert [body[name] for name in ("steps", "size", "n", "guidance_scale")] == [3, "24x16", 1, 2.5]
 
 
 def test_a_picture_to_begin_with_is_sent(server: StandIn, open_page: Open) -> None:
@@ -62,6 +70,10 @@ def test_a_picture_to_begin_with_is_sent(server: StandIn, open_page: Open) -> No
     assert base64.b64decode(body["image"]) == data
     assert body["strength"] == 0.5
     assert body["size"] == "32x16"  # no larger than the model's pictures, in steps of 8
+    fill(page, "Width and height", "16x8")
+    press_button(page, "Make it")
+    page.wait(f"!{PANEL}.querySelector('button.main').hidden")
+    assert server.bodies[-1][1]["size"] == "16x8"
 
 
 def test_what_goes_wrong_is_said(server: StandIn, open_page: Open) -> None:
