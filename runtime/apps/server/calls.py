@@ -145,12 +145,13 @@ async def run_steps(
 async def read_parameters(
     request: Request, data: bytes, kind: type[B], readers: Readers, deadline: float
 ) -> B:
-    """Return the parameters of a request's body; a large one of JSON is decoded in another thread."""
+    """Return the parameters of a request's body; a form or a large body is decoded in another thread."""
+    decode = partial(decode_body, data, kind)
     if find_media_type(request) == FORM:
-        return await decode_form(data, request.headers, kind)
-    if len(data) <= SMALL:
-        return decode_body(data, kind)
-    job = Job(make_step(partial(decode_body, data, kind)), request.state.client)
+        decode = partial(decode_form, data, request.headers, kind)
+    elif len(data) <= SMALL:
+        return decode()
+    job = Job(make_step(decode), request.state.client)
     return await run_steps(request, job, readers.choose(len(data)), deadline)
 
 

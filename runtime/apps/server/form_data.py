@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator
 from typing import Any, TypeVar
 
@@ -27,11 +28,20 @@ def check_text(name: str, text: str) -> str:
     return text
 
 
-async def decode_form(data: bytes, headers: Headers, kind: type[B]) -> B:
+def decode_form(data: bytes, headers: Headers, kind: type[B]) -> B:
     """Return the parameters of a form: files as their bytes, numbers as their texts say.
 
-    Raises an ApiError that names what cannot be used.
+    Call it in a thread that has no event loop. Raises an ApiError that names what cannot be used.
     """
+    fields = asyncio.run(read_fields(data, headers))
+    try:
+        return msgspec.convert(fields, kind, strict=False)
+    except msgspec.ValidationError as error:
+        refuse_body(str(error), fields, kind)
+
+
+async def read_fields(data: bytes, headers: Headers) -> dict[str, Any]:
+    """Return a form's members by their names: texts, and bytes of files."""
 
     async def give() -> AsyncGenerator[bytes, None]:
         yield data
@@ -53,7 +63,4 @@ async def decode_form(data: bytes, headers: Headers, kind: type[B]) -> B:
             fields[name] = await value.read() if isinstance(value, UploadFile) else check_text(name, value)
     finally:
         await form.close()
-    try:
-        return msgspec.convert(fields, kind, strict=False)
-    except msgspec.ValidationError as error:
-        refuse_body(str(error), fields, kind)
+    return fields
