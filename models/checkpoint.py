@@ -18,7 +18,7 @@ from torch.overrides import TorchFunctionMode
 from .bert_names import architecture
 from .clip import Clip
 from .config_checks import check_depth
-from .diffusers_folder import is_pipeline, read_pipeline
+from .diffusers_folder import is_pipeline, read_pipeline, refuse_parts
 from .encoder import Encoder, EncoderConfig
 from .families import FAMILIES, STABLE_DIFFUSION, Description, Family, Model
 from .folder import read_json, read_published_shapes
@@ -48,6 +48,7 @@ def describe(folder: Path) -> Description:
         ValueError: a file is missing or damaged, or sets what we don't implement; names it.
     """
     refuse_adapter(folder)
+    refuse_parts(folder)
     if is_pipeline(folder):
         pipeline = read_pipeline(folder)
         family = STABLE_DIFFUSION

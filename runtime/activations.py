@@ -1,8 +1,9 @@
 """What graphs compute at one time, in bytes, by the sizes of their model, before anything runs.
 
-Of pictures these are the scores of attention, which grow with the square of a picture's points, and feature
-maps of each level. All of a graph's results count that live at one time, and an engine keeps what each graph
-needed.
+Of pictures these are feature maps of each level, and the scores of attention, which grow with the square of a
+picture's points. ONNX Runtime has no scores where attention is one node, unless its environment variable
+ORT_DISABLE_FLASH_ATTENTION is set. All of a graph's results count that live at one time, and an engine keeps
+what each graph needed.
 """
 
 from __future__ import annotations
@@ -127,7 +128,14 @@ def describe_usual_batch(defaults: ImageDefaults, count: int, has_scores: bool) 
     height, width = (side // defaults.multiple for side in (defaults.height, defaults.width))
     guided = defaults.guidance_features is None
     return PictureBatch(
-        count, guided, 2 * count, height, width, defaults.max_length, False, has_scores=has_scores
+        count=count,
+        guided=guided,
+        most=2 * count,
+        height=height,
+        width=width,
+        tokens=defaults.max_length,
+        reads_picture=False,
+        has_scores=has_scores,
     )
 
 

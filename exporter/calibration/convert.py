@@ -79,6 +79,8 @@ def convert_graph(graph: ir.Model, artifact: Artifact, calibration: Calibration)
     try:
         if artifact.fuses_scores:
             fuse_attention(graph)
+            if any(node.op_type == "Softmax" for node in graph.graph):
+                raise ValueError("an attention has a form that is not written as one node")
         if precision.weight_bits:
             weights = calibration.weights[precision.weights]
             if weights.products and artifact.dialect == "ort":

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import onnx_ir as ir
@@ -56,13 +56,13 @@ def is_suited(node: ir.Node) -> bool:
     if node.op_type != "Conv" or len(node.inputs) != 3 or node.inputs[1] is None:
         return False
     kernels = node.inputs[1].const_value
-    if kernels is None or any(plain(node, name) != value for name, value in USUAL.items()):
+    if kernels is None or any(read_attribute(node, name) != value for name, value in USUAL.items()):
         return False
     K, C, *size = kernels.shape.numpy()
     return size == [3, 3] and min(K, C) >= LEAST_CHANNELS
 
 
-def plain(node: ir.Node, name: str) -> object:
+def read_attribute(node: ir.Node, name: str) -> object:
     """Return an attribute's value as Python has it; what is left out has the usual one."""
     attribute = node.attributes.get(name)
     if attribute is None:
@@ -134,8 +134,8 @@ def split_into_tiles(
 def transform_points(op: Builder, phases: ir.Value, axis: int, length: Size) -> list[ir.Value]:
     """Return the points of `length` tiles along an axis, of which even and odd ones lie side by side."""
     assert phases.shape is not None
-    *_, channels = shape = list(phases.shape)
-    shape[-1] = channels // 2
+    shape: list[Any] = list(phases.shape)
+    shape[-1] //= 2
     even, odd = op.add("Split", phases, results=2, axis=-1, num_outputs=2, shape=shape).outputs
     shape[axis] = length
     first, third, second, fourth = (
@@ -191,4 +191,5 @@ def multiply_sizes(*sizes: object) -> Size:
 
 
 def add_one(size: Size) -> Size:
+    """Return a number or a name, and one more."""
     return size + 1 if isinstance(size, int) else f"{size} + 1"

@@ -74,7 +74,9 @@ class Request:
 
     prompts: list[str]
     negative_prompts: list[str]
+    tokens: list[PromptTokens]  # of the negative prompts, then of the prompts
     seed: int
+    generator: Generator
     height: int
     width: int
     guidance_scale: float
@@ -217,8 +219,9 @@ class ImageGenerator(BatchedModel):
         self, request: Request, parts: Sequence[int], is_wanted: IsWanted
     ) -> Iterator[Mapping[int, Picture]]:
         """Yield the pictures of a request, all of them together; none where nobody waits any more."""
+        del parts  # all of them, as they cost nothing
         with self._memory.reserve(self._size(request)):
-            yield dict(zip(parts, self._make(request, lambda: is_wanted(0)), strict=False))
+            yield dict(enumerate(self._make(request, lambda: is_wanted(0))))
 
     def _size(self, request: Request) -> PictureBatch:
         """Return what a request makes."""
@@ -235,10 +238,10 @@ class ImageGenerator(BatchedModel):
 
     def _make(self, request: Request, goes_on: Callable[[], bool]) -> list[Picture]:
         """Return the pictures of a request; none if it does not go on behind one of the steps."""
-        tokens = [self._encode_prompt(text) for text in (*request.negative_prompts, *request.prompts)]
+        tokens = request.tokens
         dropped = [one.dropped for one in tokens[len(request.negative_prompts) :]]
         text = self.encode_tokens(np.array([one.ids for one in tokens], np.int64))
-        generator = Generator(request.seed)
+        generator = request.generator
         latents = self._begin(request, generator)
 
         def finish(latents: Float32) -> list[Picture]:
@@ -314,7 +317,15 @@ class ImageGenerator(BatchedModel):
                 option="negative_prompt",
             )
         if len(prompts) > MAX_PICTURES:
-            raise InputError(f"there are {len(prompts)} prompts, and {MAX_PICTURES} at most in one call")
+            raise InputError(
+                f"there are {len(prompts)} prompts; give {MAX_PICTURES} at most in one call", option="prompt"
+            )
+        for name, texts in (("prompt", prompts), ("negative_prompt", negatives)):
+            if wrong := [text for text in texts if not isinstance(text, str)]:
+                raise InputError(f"{name} must be a text or texts, not {wrong[0]!r:.60}", option=name)
+        on_step = options.get("on_step")
+        if on_step is not None and not callable(on_step):
+            raise InputError(f"on_step={on_step!r:.60} must be a function of a Step", option="on_step")
         copies = options.get("num_images", 1)
         check_whole("num_images", copies, 1, max(1, MAX_PICTURES // max(1, len(prompts))))
         seed = options.get("seed")
@@ -323,10 +334,15 @@ class ImageGenerator(BatchedModel):
         scale = options.get("guidance_scale")
         scale = defaults.guidance_scale if scale is None else check_scale(scale)
         guided = scale > 1 and defaults.guidance_features is None
+        read = {text: self._encode_prompt(text) for text in (*(negatives if guided else []), *prompts)}
+        prompts = [text for text in prompts for _ in range(copies)]
+        negatives = [text for text in negatives for _ in range(copies)] if guided else []
         return Request(
-            prompts=[text for text in prompts for _ in range(copies)],
-            negative_prompts=[text for text in negatives for _ in range(copies)] if guided else [],
+            prompts=prompts,
+            negative_prompts=negatives,
+            tokens=[read[text] for text in (*negatives, *prompts)],
             seed=seed,
+            generator=Generator(seed),
             height=height,
             width=width,
             guidance_scale=scale,
@@ -338,7 +354,7 @@ class ImageGenerator(BatchedModel):
                 keeps_steps=defaults.guidance_features is not None,
             ),
             begin=begin,
-            on_step=options.get("on_step"),
+            on_step=on_step,
         )
 
     def _read_sizes(self, options: ImageOptions) -> tuple[Float32 | None, int, int]:

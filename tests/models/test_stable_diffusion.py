@@ -139,6 +139,15 @@ def test_description(saved: tuple[Path, Any]) -> None:
     assert not found.pipeline.has_safety_checker
 
 
+def test_a_safety_checker_is_told_of(copied: Path) -> None:
+    edit_json(
+        copied / "model_index.json", safety_checker=["stable_diffusion", "StableDiffusionSafetyChecker"]
+    )
+    pipeline = describe(copied).pipeline
+    assert pipeline is not None
+    assert pipeline.has_safety_checker
+
+
 def edit(file: str, **settings: Any) -> Callable[[Path], None]:
     def change(folder: Path) -> None:
         edit_json(folder / file, **settings)
@@ -149,6 +158,19 @@ def edit(file: str, **settings: Any) -> Callable[[Path], None]:
 def keep_pickle_alone(folder: Path) -> None:
     path = folder / "vae" / "diffusion_pytorch_model.safetensors"
     path.rename(path.with_suffix(".bin"))
+
+
+def keep_file(name: str, **settings: Any) -> Callable[[Path], None]:
+    """Return what leaves one file in a folder: weights with the names of single files, or settings."""
+
+    def change(folder: Path) -> None:
+        (folder / "model_index.json").unlink()
+        if settings:
+            (folder / name).write_text(json.dumps(settings), encoding="utf-8")
+        else:
+            save_file({"model.diffusion_model.out.2.bias": torch.zeros(4)}, folder / name)
+
+    return change
 
 
 DAMAGES: dict[str, tuple[Callable[[Path], None], str]] = {
@@ -166,6 +188,10 @@ DAMAGES: dict[str, tuple[Callable[[Path], None], str]] = {
     "text of another width": (edit("text_encoder/config.json", hidden_size=32), "hidden_size is 32, but"),
     "no scaling": (edit("vae/config.json", scaling_factor=0), "scaling_factor=0 must be a number above 0"),
     "a pickle": (keep_pickle_alone, "is a pickle, which is never opened"),
+    "a LoRA": (keep_file("pytorch_lora_weights.safetensors"), "is a LoRA.* fuse_lora"),
+    "a UNet alone": (keep_file("config.json", _class_name="UNet2DConditionModel"), "Model is a part of"),
+    "a ControlNet alone": (keep_file("config.json", _class_name="ControlNetModel"), "NetModel is a part"),
+    "one file": (keep_file("v1-5.safetensors"), "is a whole model.*from_single_file"),
     "no scheduler": (lambda folder: shutil.rmtree(folder / "scheduler"), "scheduler_config.json does"),
 }  # fmt: skip
 

@@ -55,10 +55,11 @@ PICTURES = """
     model.generate("one", steps=1, seed=0, height=8, width=8)
     ctypes.CDLL(None).malloc_trim(0)
     before = read()
-    model.generate("one", steps=1, seed=0, height=128, width=128)
+    model.generate("one", steps=1, seed=0, height=192, width=192)
     after = read()
-    side = 128 // model.defaults.multiple
-    batch = PictureBatch(1, True, 2, side, side, model.max_length, False, False)
+    side = 192 // model.defaults.multiple
+    options = dict(reads_picture=False, has_scores=False)
+    batch = PictureBatch(1, True, 2, side, side, model.max_length, **options)
     print(json.dumps([count_picture_bytes(model.bundle.manifest.config, batch, 4), after - before]))
 """
 

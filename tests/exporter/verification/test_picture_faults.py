@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import onnx_ir as ir
@@ -16,6 +16,7 @@ from ...helpers.verdicts import PlantedBundle, keep_answers
 
 CONV = ("Conv",)
 NORM = ("InstanceNormalization", "LayerNormalization")
+FUSED = "MultiHeadAttention"
 PRODUCT = ("MatMul", "Gemm", "MatMulNBits")
 ATTENTION = "unet.down_blocks.0.attentions.0.transformer_blocks.0.attn2"
 GATED = "unet.down_blocks.0.attentions.0.transformer_blocks.0.ff.net.0"
@@ -113,6 +114,38 @@ def autoencoder_faults(graph: str) -> list[Fault]:
     ]
 
 
+def change_attention(change: Callable[[ir.Node], None]) -> Callable[[ir.Model], None]:
+    """Return what changes the one node of an attention."""
+
+    def plant(model: ir.Model) -> None:
+        change(next(n for n in model.graph if n.op_type == FUSED and find_module(n) == ATTENTION))
+
+    return plant
+
+
+def scale(node: ir.Node) -> None:
+    node.attributes["scale"] = ir.AttrFloat32("scale", 1.1 * node.attributes["scale"].as_float())
+
+
+def exchange(node: ir.Node) -> None:
+    """Exchange keys and values."""
+    _, keys, values = node.inputs
+    node.replace_input_with(1, values)
+    node.replace_input_with(2, keys)
+
+
+def halve_heads(node: ir.Node) -> None:
+    node.attributes["num_heads"] = ir.AttrInt64("num_heads", node.attributes["num_heads"].as_int() // 2)
+
+
+def fused_faults() -> list[Fault]:
+    return [
+        Fault("scores 10 % larger", change_attention(scale), ATTENTION, (FUSED,)),
+        Fault("keys and values exchanged", change_attention(exchange), ATTENTION, (FUSED,)),
+        Fault("half of the heads", change_attention(halve_heads), ATTENTION, (FUSED,)),
+    ]
+
+
 PLANTED = [
     (artifact, fault)
     for artifact, faults in (
@@ -122,6 +155,7 @@ PLANTED = [
             "unet.portable.fp16",
             unet_faults()[1:6:2],
         ),  # what is found in fp32 is found there, but for rounding
+        ("unet.ort.fp32", fused_faults()),
         ("vae_decoder.portable.fp32", autoencoder_faults("vae_decoder")),
         ("vae_encoder.portable.fp16", autoencoder_faults("vae_encoder")),
     )

@@ -12,31 +12,23 @@ from typing import Any
 import numpy as np
 import PIL.Image
 import pytest
-from diffusers import (
-    DDIMScheduler,
-    DPMSolverMultistepScheduler,
-    EulerAncestralDiscreteScheduler,
-    EulerDiscreteScheduler,
-    PNDMScheduler,
-    StableDiffusionImg2ImgPipeline,
-    StableDiffusionPipeline,
-)
+from diffusers import StableDiffusionPipeline
 
-from planforge.runtime import DataError, InputError, MemoryLimitError, load
+from planforge.runtime import BackendError, DataError, InputError, MemoryLimitError, load
+from planforge.runtime.backends.ort_backend import OrtCpuBackend
+from planforge.runtime.backends.ort_program import OrtProgram
+from planforge.runtime.bundle.bundle import Bundle
+from planforge.runtime.bundle.manifest import Artifact
+from planforge.runtime.errors import ClosedError
 from planforge.runtime.images.image_generator import ImageGenerator, Step
 from planforge.runtime.images.part import Part
 from planforge.runtime.images.pictures import MAX_PIXELS
+from planforge.runtime.images.schedulers import SCHEDULERS
 
 from ...helpers.cli import error_line
 from ...helpers.pictures import ask_pipeline, compare_pictures
+from ...helpers.trajectories import Way, compare_trajectory
 
-SCHEDULERS = {
-    "ddim": DDIMScheduler,
-    "pndm": PNDMScheduler,
-    "euler": EulerDiscreteScheduler,
-    "euler_ancestral": EulerAncestralDiscreteScheduler,
-    "dpm++2m": DPMSolverMultistepScheduler,
-}
 STEPS = 5
 
 
@@ -87,23 +79,19 @@ def test_several_prompts(generator: ImageGenerator, pipeline: StableDiffusionPip
     assert [picture.prompt for picture in pictures] == prompts
 
 
-@pytest.mark.parametrize("name", SCHEDULERS)
-@pytest.mark.parametrize("strength", [None, 0.5])
-def test_schedulers(
-    generator: ImageGenerator, pipeline: StableDiffusionPipeline, name: str, strength: float | None
+@pytest.mark.parametrize("scale", [1.0, 3.0])
+@pytest.mark.parametrize("strength", [None, 0.6])
+@pytest.mark.parametrize("name", [name for name in SCHEDULERS if name != "lcm"])  # for models of its own
+def test_each_step_is_that_of_diffusers(
+    name: str,
+    strength: float | None,
+    scale: float,
+    generator: ImageGenerator,
+    picture_bundle: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    kind = StableDiffusionPipeline if strength is None else StableDiffusionImg2ImgPipeline
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        parts = {**pipeline.components, "scheduler": SCHEDULERS[name].from_config(pipeline.scheduler.config)}
-        theirs = kind(**parts, requires_safety_checker=False)
-    theirs.set_progress_bar_config(disable=True)
-    options: dict[str, Any] = {}
-    if strength is not None:
-        options = {"image": draw_picture(32, 40), "strength": strength}
-    given = options if options else {"height": 32, "width": 32}
-    pictures = generator.generate("a red one", steps=STEPS, seed=5, scheduler=name, **options)
-    compare_pictures(pictures, ask_pipeline(theirs, "a red one", 5, STEPS, **given))
+    way = Way("a red one", name, STEPS, scale, strength)
+    compare_trajectory(generator, picture_bundle.parent / "checkpoint", way, monkeypatch)
 
 
 def draw_picture(height: int, width: int) -> PIL.Image.Image:
@@ -196,18 +184,25 @@ def test_what_is_cut_of_a_long_prompt_is_told(
         ({"scheduler": "dimm"}, "did you mean 'ddim'"),
         ({"seed": -1}, "seed=-1 must be"),
         ({"negative_prompt": ["a", "b"]}, "2 negative prompts and 1 prompts"),
+        ({"negative_prompt": [7]}, "negative_prompt must be a text or texts, not 7"),
+        ({"on_step": 7}, "on_step=7 must be a function"),
         ({"guidance": 3.0}, "unknown option 'guidance'"),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )
-def test_wrong_options_are_named(generator: ImageGenerator, options: dict[str, Any], message: str) -> None:
+def test_wrong_options_are_named_before_anything_runs(
+    generator: ImageGenerator, options: dict[str, Any], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Part, "run", None)
     with pytest.raises(InputError, match=message):
         generator.generate("one", **options)
 
 
 def test_a_prompt_that_is_none(generator: ImageGenerator) -> None:
-    with pytest.raises(InputError, match="str"):
+    with pytest.raises(InputError, match="prompt must be a text or texts, not 7"):
         generator.generate([7], steps=1)  # type: ignore[list-item]
+    with pytest.raises(InputError, match="there are 65 prompts; give 64 at most"):
+        generator.generate(["one"] * 65, steps=1)
     assert generator.generate([], steps=1) == []
 
 
@@ -233,6 +228,27 @@ def test_files_that_are_no_picture(
     write(tmp_path / "start.png")
     with pytest.raises(DataError, match=message):
         generator.generate("one", steps=1, image=tmp_path / "start.png")
+
+
+def test_where_one_graph_fails_the_others_are_closed(
+    picture_bundle: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened: list[OrtProgram] = []
+    honest = OrtCpuBackend.open
+
+    def open_or_fail(self: OrtCpuBackend, bundle: Bundle, artifact: Artifact) -> OrtProgram:
+        if artifact.graph == "vae_decoder":
+            raise BackendError("no room")
+        opened.append(honest(self, bundle, artifact))
+        return opened[-1]
+
+    monkeypatch.setattr(OrtCpuBackend, "open", open_or_fail)
+    with pytest.raises(BackendError, match="no room"):
+        ImageGenerator.load(picture_bundle)
+    assert len(opened) == 2
+    for program in opened:
+        with pytest.raises(ClosedError):
+            program.find_session()
 
 
 def test_it_closes(picture_bundle: Path) -> None:

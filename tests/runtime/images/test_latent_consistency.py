@@ -20,8 +20,10 @@ from planforge.runtime import ImageGenerator
 
 from ...helpers.diffusion import SCHEDULER, SMALL, UNET, make_pipeline
 from ...helpers.pictures import ask_pipeline, compare_pictures
+from ...helpers.trajectories import Way, compare_trajectory
 
 STEPS = 3
+KINDS = ("LatentConsistencyModelPipeline", "LatentConsistencyModelImg2ImgPipeline")
 
 
 @pytest.fixture(scope="module")
@@ -67,6 +69,14 @@ def test_image_to_image(model: ImageGenerator, pipeline: Any) -> None:
     given = pixels[None].astype(np.float32) / 255
     pictures = model.generate("a red one", steps=STEPS, seed=4, image=pixels, strength=0.6)
     compare_pictures(pictures, ask_pipeline(theirs, "a red one", 4, STEPS, image=given, strength=0.6))
+
+
+@pytest.mark.parametrize("strength", [None, 0.6])
+def test_each_step_is_that_of_diffusers(
+    strength: float | None, model: ImageGenerator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkpoint = model.bundle.folder.parent / "checkpoint"
+    compare_trajectory(model, checkpoint, Way("a red one", "lcm", 5, 8.5, strength, KINDS), monkeypatch)
 
 
 def test_defaults_are_those_of_such_models(model: ImageGenerator) -> None:

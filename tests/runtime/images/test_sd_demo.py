@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator
-from functools import cache
 from pathlib import Path
 from typing import Any
 
-import diffusers
 import numpy as np
 import pytest
-import torch
-from diffusers import StableDiffusionImg2ImgPipeline, StableDiffusionPipeline
 
 from planforge.exporter import export
 from planforge.exporter.checkpoints.source import DEMOS
@@ -20,14 +15,14 @@ from planforge.models.demos import digits
 from planforge.runtime import ImageGenerator
 from planforge.runtime.images.schedulers import SCHEDULERS
 
+from ...helpers.trajectories import Way, compare_trajectory
+
 COUNT = 120
 BATCH = 60
 PICTURES: dict[str, Any] = {"steps": 20, "guidance_scale": 2.0}
 STEPS = 20
 LEAST_RIGHT = 0.9
 MOST_LOST = 0.01
-FACTOR = 4  # of PyTorch's own error, which another order of sums may have several times
-MOST_OFF = 1e-3  # of the latents' standard deviation, at each step
 
 
 @pytest.fixture(scope="module")
@@ -91,79 +86,9 @@ def model(bundle: Path) -> Iterator[ImageGenerator]:
 
 @pytest.mark.parametrize("scale", [1.0, 2.0])
 @pytest.mark.parametrize("strength", [None, 0.6])
-@pytest.mark.parametrize("name", [name for name in SCHEDULERS if name != "lcm"])
+@pytest.mark.parametrize("name", [name for name in SCHEDULERS if name != "lcm"])  # for models of its own
 def test_each_step_is_that_of_diffusers(
     name: str, strength: float | None, scale: float, model: ImageGenerator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Within a multiple of what float32 differs from float64 in PyTorch itself."""
-    wanted = {
-        dtype: run_diffusers(name, strength, scale, dtype, monkeypatch) for dtype in ("float32", "float64")
-    }
-    start = {} if strength is None else {"image": draw_start(), "strength": strength}
-    ours: list[Any] = []
-    options: dict[str, Any] = {"steps": STEPS, "seed": 3, "scheduler": name, "guidance_scale": scale, **start}
-    model.generate("a red three", on_step=lambda step: ours.append(step.latents.copy()), **options)
-    assert len(ours) == len(wanted["float32"])
-    for got, theirs, exact in zip(ours, wanted["float32"], wanted["float64"], strict=True):
-        deviation = exact.std()
-        allowed = FACTOR * np.abs(theirs - exact).max() + 1e-5 * deviation
-        assert allowed <= MOST_OFF * deviation
-        assert np.abs(got - exact).max() <= allowed
-
-
-@cache
-def load_diffusers(reads_picture: bool, dtype: str) -> Any:
-    """Return diffusers' pipeline, with the settings of its scheduler as `own`."""
-    kind = StableDiffusionImg2ImgPipeline if reads_picture else StableDiffusionPipeline
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # diffusers tells of its own deprecations
-        pipeline: Any = kind.from_pretrained(DEMOS / "sd-demo", torch_dtype=getattr(torch, dtype))
-    pipeline.set_progress_bar_config(disable=True)
-    pipeline.own = dict(pipeline.scheduler.config)
-    return pipeline
-
-
-def draw_start() -> Any:
-    """A picture to begin with."""
-    return np.random.default_rng(1).integers(0, 256, (32, 32, 3), dtype=np.uint8)
-
-
-def run_diffusers(
-    name: str, strength: float | None, scale: float, dtype: str, monkeypatch: pytest.MonkeyPatch
-) -> list[Any]:
-    """Return the latents behind each step of diffusers' pipeline, of the same noise in either type."""
-    draw = torch.randn
-
-    def draw_single(*shape: Any, dtype: Any = None, **options: Any) -> torch.Tensor:
-        """What is drawn in float64 are other numbers."""
-        return draw(*shape, dtype=torch.float32, **options).to(dtype or torch.float32)
-
-    monkeypatch.setattr(torch, "randn", draw_single)
-    pipeline = load_diffusers(strength is not None, dtype)
-    scheduler = SCHEDULERS[name]
-    found = getattr(diffusers, scheduler.class_name)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # it hands tensors to np.array
-        pipeline.scheduler = found.from_config(pipeline.own, **scheduler.forced)
-    kept: list[Any] = []
-
-    def keep(pipeline: Any, number: int, time: Any, values: dict[str, Any]) -> dict[str, Any]:
-        kept.append(values["latents"].double().numpy().copy())
-        return values
-
-    start: dict[str, Any] = {"height": 32, "width": 32}
-    if strength is not None:
-        pixels = torch.from_numpy(draw_start().astype(np.float32) / np.float32(255)).permute(2, 0, 1)[None]
-        start = {"image": pixels.to(getattr(torch, dtype)), "strength": strength}
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        pipeline(
-            "a red three",
-            num_inference_steps=STEPS,
-            guidance_scale=scale,
-            generator=torch.Generator().manual_seed(3),
-            callback_on_step_end=keep,
-            output_type="latent",
-            **start,
-        )
-    return kept
+    way = Way("a red three", name, STEPS, scale, strength)
+    compare_trajectory(model, DEMOS / "sd-demo", way, monkeypatch)
