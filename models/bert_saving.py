@@ -1,4 +1,4 @@
-"""Publishes BERT, DistilBERT and RoBERTa: config.json and weights by transformers' names, as `bert_names` reads."""
+"""Publishes BERT, DistilBERT and RoBERTa: config.json and weights as `bert_names` reads them."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def list_rows(model_type: str, heads: tuple[str, ...]) -> dict[str, str]:
         return rows
     rows.pop("classifier.dense", None)
     rows.pop("classifier.out_proj", None)
-    return {**rows, **{"classifier": f"heads.{head}" for head in classifiers}}
+    return {**rows, "classifier": f"heads.{classifiers[0]}"} if classifiers else rows
 
 
 def match_name(ours: str) -> str:
@@ -111,7 +111,7 @@ def name_group(published: str) -> str:
 
 
 def unfold_segment(published: dict[str, Tensor], before: str) -> None:
-    """Add the positions that no text uses, and RoBERTa's one segment: both 0, the reverse of `fold_segment`."""
+    """Add RoBERTa's one segment and the positions that no text uses, all 0: the reverse of `fold_segment`."""
     positions = published[f"{before}position_embeddings.weight"]
     unused = positions.new_zeros(ROBERTA_PADDING + 1, positions.shape[1])
     published[f"{before}position_embeddings.weight"] = torch.cat([unused, positions])

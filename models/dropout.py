@@ -15,7 +15,7 @@ from .attention import DynamicCache, PaddedAttention, SourceAttention
 DROPPED_OUTPUTS = re.compile(
     r"embeddings|embedding_norm|source|target|(.+\.)?embed_tokens|.+\.(output|c_proj|o_proj|down_proj)"
 )
-# GPT-2 adds words and positions outside a module; its first block reads the sum. Classifiers drop their input.
+# GPT-2 adds words and positions outside a module, so what its first block reads; and what classifiers read.
 DROPPED_INPUTS = re.compile(r"(.+\.)?h\.0|heads\.(sequence|token)_classification")
 
 

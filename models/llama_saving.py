@@ -1,4 +1,4 @@
-"""Publishes decoders of the Llama family: config.json and weights by transformers' names, as its rows read them."""
+"""Publishes decoders of the Llama family: config.json and weights as `llama_families` reads them."""
 
 from __future__ import annotations
 

@@ -150,7 +150,7 @@ def find_config(model: SavedModel, layout: Layout, types: Sequence[str]) -> dict
 
 
 def complete_rotary(config: Any) -> Any:
-    """Return a config whose rotations name their original context; where nothing is stretched, the context."""
+    """Return a config whose rotations all have an original context: if not stretched, the context."""
     if not isinstance(config, LlamaConfig):
         return config
     rotations = {

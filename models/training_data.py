@@ -1,4 +1,4 @@
-"""Makes batches to train on: padding, teacher forcing, masked words, pairs of sentences, and labels of pieces.
+"""Makes batches to train on: padding, teacher forcing, masked words, pairs of sentences, labels of pieces.
 
 B batch, T tokens
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from typing import TypeVar
 
 import torch
@@ -25,7 +26,7 @@ def pad_rows(rows: Sequence[Sequence[int]], value: int) -> tuple[Tensor, Tensor]
 
 
 def shift_right(labels: Tensor, start: int, pad: int) -> Tensor:
-    """Return what a decoder reads with teacher forcing to predict labels (B, T): `start`, then all but the last.
+    """Return what a decoder reads to predict labels (B, T), by teacher forcing: `start`, then all but one.
 
     Args:
         labels: (B, T) int64; where one is `IGNORED`, the decoder reads `pad`.
@@ -81,7 +82,7 @@ def draw_pairs(
             " sentences come from others"
         )
     for number, document in enumerate(documents):
-        for first, following in zip(document, document[1:], strict=False):
+        for first, following in pairwise(document):
             if generator.random() < 0.5:
                 yield first, following, 0
                 continue
