@@ -34,7 +34,6 @@ from planforge.models.training_data import IGNORED, mask_words, shift_right
 from ..helpers.models import TINY, random_bert, random_gpt2, random_marian
 
 LIMIT = 1e-5
-LARGE = 1e-2  # gradients that are compared are larger than this
 RATE = 0.3  # of dropout, so that one place less would show
 V = 96
 IDS = torch.randint(5, V, (3, 12), generator=torch.Generator().manual_seed(3))
@@ -118,6 +117,7 @@ def read_gradients(reference: Any, folder: Path) -> dict[str, Tensor]:
 
 def assert_equal_gradients(reference: Any, ours: nn.Module, folder: Path, pad: int | None) -> None:
     wanted = read_gradients(reference, folder)
+    largest = max(float(tensor.abs().max()) for tensor in wanted.values())  # rounding grows with it
     for name, parameter in ours.named_parameters():
         if name == "output.bias":  # transformers has no gradient for Marian's
             continue
@@ -129,9 +129,8 @@ def assert_equal_gradients(reference: Any, ours: nn.Module, folder: Path, pad: i
             got = got.index_fill(0, torch.tensor(pad), 0.0)
             wanted[name] = wanted[name].index_fill(0, torch.tensor(pad), 0.0)
         torch.testing.assert_close(
-            got, wanted[name], rtol=0, atol=LIMIT, msg=lambda text, n=name: f"{n}: {text}"
+            got, wanted[name], rtol=0, atol=LIMIT * largest, msg=lambda text, n=name: f"{n}: {text}"
         )
-    assert max(float(tensor.abs().max()) for tensor in wanted.values()) > LARGE
 
 
 @pytest.mark.parametrize("rate", [0.0, RATE])
@@ -166,27 +165,26 @@ def test_steps_are_those_of_adamw_on_transformers(tmp_path: Path) -> None:
         }
         for decays in (True, False)
     ]
-    optimizer = torch.optim.AdamW(groups, lr=1e-3)
+    eps = 1e-4  # the gradients of the keys' biases are rounding alone, which a small one would blow up
+    optimizer = torch.optim.AdamW(groups, lr=1e-3, eps=eps)
     schedule = transformers.get_linear_schedule_with_warmup(optimizer, 2, 4)
     torch.manual_seed(5)
     wanted = []
-    for _ in range(3):
-        optimizer.param_groups[0]["lr"] = optimizer.param_groups[1]["lr"] = 1e-3 * schedule.lr_lambdas[0](
-            len(wanted) + 1
-        )
+    for _ in range(4):
         loss = reference(IDS, labels=IDS).loss
         loss.backward()
         nn.utils.clip_grad_norm_(reference.parameters(), 0.5)
         optimizer.step()
+        schedule.step()
         optimizer.zero_grad()
         wanted.append(loss.item())
     torch.manual_seed(5)
     steps = train(
         ours,
-        [IDS] * 3,
+        [IDS] * 4,
         lambda ids: next_token_loss(ours(ids)[0], ids),
-        lambda step: 1e-3 * schedule_rate(step / 4, warm_up=0.5),
-        [make_adamw(ours, decay=0.1)],
+        lambda step: 1e-3 * schedule_rate((step - 1) / 4, warm_up=0.5),
+        [make_adamw(ours, decay=0.1, eps=eps)],
         clip=0.5,
     )
     assert [loss for _, loss in steps] == pytest.approx(wanted, abs=LIMIT)
