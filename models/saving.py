@@ -153,7 +153,7 @@ def complete_rotary(config: Any) -> Any:
     """Return a config whose rotations all have an original context: if not stretched, the context."""
     if not isinstance(config, LlamaConfig):
         return config
-    rotations = {
+    rotations: dict[str, Any] = {
         name: replace(rotary, original_max_position_embeddings=config.context)
         for name, rotary in (("rotary", config.rotary), ("window_rotary", config.window_rotary))
         if rotary is not None

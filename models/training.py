@@ -167,7 +167,7 @@ def attention_rate(step: int, width: int, warm_up: int = 4000) -> float:
         width: d_model.
         warm_up: steps in which the rate grows in proportion; then it falls with the root of the step.
     """
-    return width**-0.5 * min(step**-0.5, step * warm_up**-1.5)
+    return float(width**-0.5 * min(step**-0.5, step * warm_up**-1.5))
 
 
 def make_adamw(
@@ -175,7 +175,8 @@ def make_adamw(
 ) -> torch.optim.AdamW:
     """Return AdamW for all trained parameters; matrices alone decay: no biases, norms and embeddings."""
     embeddings = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}
-    decayed, others = [], []
+    decayed: list[nn.Parameter] = []
+    others: list[nn.Parameter] = []
     for parameter in model.parameters():  # each shared weight once, also that of a tied head
         if parameter.requires_grad:
             is_matrix = parameter.dim() >= 2 and id(parameter) not in embeddings
@@ -208,7 +209,7 @@ def replace_heads(model: EncoderModel, head: str, labels: int = 2, pooler: str =
     """
     own = (model.config.pooler or pooler) if head in POOLED_HEADS else None
     config = replace(model.config, heads=(head,), num_labels=labels, pooler=own, sentence=None)
-    new = type(model)(config)  # type: ignore[call-arg]
+    new = type(model)(config)
     initialize(new)
     names = {name for name, _ in new.named_parameters() if not name.startswith("heads.")}
     new.load_state_dict({n: p for n, p in model.named_parameters() if n in names}, strict=False)

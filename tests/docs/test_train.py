@@ -62,4 +62,4 @@ def test_a_fine_tuned_bert_is_exported_and_equal_to_transformers(trained: Path, 
     export(folder, tmp_path / "bundle", target="cpu", precision="fp32")
     with TextEncoder.load(tmp_path / "bundle") as encoder:
         got = encoder.classify(TEXT)
-    assert got.scores == pytest.approx(dict(zip(("command", "prose"), wanted, strict=True)), abs=1e-5)
+    assert got.probabilities == pytest.approx(dict(zip(("command", "prose"), wanted, strict=True)), abs=1e-5)
