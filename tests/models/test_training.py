@@ -416,12 +416,15 @@ def test_a_loss_that_is_not_finite_changes_no_weight() -> None:
 
 def test_the_caller_stops_when_it_likes() -> None:
     model = nn.Linear(2, 1)
-    seen = []
-    for step, loss in train(
-        model, iter(lambda: torch.ones(2), None), lambda x: model(x).square().sum(), lambda step: 0.1
-    ):
+    nn.init.ones_(model.weight)
+    nn.init.zeros_(model.bias)
+    batches = iter(lambda: torch.ones(2), None)  # without end
+    losses = []
+    for step, loss in train(model, batches, lambda x: model(x).square().sum(), lambda step: 0.01):
         assert model.training
-        seen.append(loss)
+        losses.append(loss)
         if step == 20:
             break
-    assert len(seen) == 20 and seen[-1] < seen[0]
+    # A step of Adam moves each of three parameters by its rate at most, and the first by that much.
+    assert losses[0] == 4 and losses[1] == pytest.approx((2 - 3 * 0.01) ** 2, abs=1e-3)
+    assert len(losses) == 20 and losses == sorted(losses, reverse=True)
