@@ -60,6 +60,15 @@ def make_checkpoint(order: dict[str, Any]) -> None:
         requires_safety_checker=False,
     )
     pipeline.save_pretrained(order["model"])
+    write_older_vocabulary(Path(order["model"]) / "tokenizer")
+
+
+def write_older_vocabulary(folder: Path) -> None:
+    """Write a tokenizer's words and merges as older versions of transformers read them."""
+    model = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))["model"]
+    (folder / "vocab.json").write_text(json.dumps(model["vocab"]), encoding="utf-8")
+    merges = "".join(f"{' '.join(pair)}\n" for pair in model["merges"])
+    (folder / "merges.txt").write_text(f"#version: 0.2\n{merges}", encoding="utf-8")
 
 
 def prepare_planforge(order: dict[str, Any]) -> None:

@@ -99,6 +99,7 @@ class PictureBatch:
         width: likewise.
         tokens: of each prompt.
         reads_picture: whether another picture is read, by the encoder's side.
+        has_scores: whether the UNet has all scores of an attention at one time.
     """
 
     count: int
@@ -108,6 +109,7 @@ class PictureBatch:
     width: int
     tokens: int
     reads_picture: bool
+    has_scores: bool
 
     @property
     def pictures(self) -> int:
@@ -120,11 +122,13 @@ class PictureBatch:
         return min(self.count * (2 if self.guided else 1), self.most)
 
 
-def describe_usual_batch(defaults: ImageDefaults, count: int) -> PictureBatch:
+def describe_usual_batch(defaults: ImageDefaults, count: int, has_scores: bool) -> PictureBatch:
     """Return a call for pictures of the size that a model was made for, with what leads away from them."""
     height, width = (side // defaults.multiple for side in (defaults.height, defaults.width))
     guided = defaults.guidance_features is None
-    return PictureBatch(count, guided, 2 * count, height, width, defaults.max_length, reads_picture=False)
+    return PictureBatch(
+        count, guided, 2 * count, height, width, defaults.max_length, False, has_scores=has_scores
+    )
 
 
 def count_picture_bytes(config: Mapping[str, Any], batch: PictureBatch, multiple: int) -> int:
@@ -158,7 +162,7 @@ def count_unet_bytes(config: Mapping[str, Any], batch: PictureBatch) -> int:
         if config["has_attention"][level]:
             heads = config["heads"][level]
             features += points * (BLOCK_RESULTS * own + heads * batch.tokens)
-            scores = max(scores, heads * points**2)
+            scores = max(scores, heads * points**2 if batch.has_scores else 0)
     return int(ITEM * batch.rows * (scores + features))
 
 

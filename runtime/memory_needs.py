@@ -70,7 +70,8 @@ def sum_memory(
     rows = batch * (1 if manifest.generation is None else manifest.generation.num_beams)
     weights = count_weight_bytes(manifest, artifacts, widens_half)
     if manifest.images is not None:
-        usual = describe_usual_batch(manifest.images, batch)
+        has_scores = not any(artifact.fuses_scores for artifact in artifacts)
+        usual = describe_usual_batch(manifest.images, batch, has_scores)
         activations = count_picture_bytes(manifest.config, usual, manifest.images.multiple)
         return MemoryNeed(batch, 0, weights, 0, activations)
     return MemoryNeed(

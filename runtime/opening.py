@@ -60,9 +60,9 @@ def check_load_request(request: LoadRequest, manifest: Manifest) -> None:
 
 @contextmanager
 def open_programs(engine: Backend, bundle: Bundle, *artifacts: Artifact) -> Iterator[list[Program]]:
-    """Open graphs in another thread while the caller's block runs; the list is filled at its end."""
+    """Open graphs in other threads while the caller's block runs; the list is filled at its end."""
     programs: list[Program] = []
-    with ThreadPoolExecutor(1, "planforge-open") as pool:
+    with ThreadPoolExecutor(engine.openings, "planforge-open") as pool:
         opened = [pool.submit(engine.open, bundle, artifact) for artifact in artifacts]
         wait(opened, PREFETCH_DELAY)
         try:

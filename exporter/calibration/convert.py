@@ -20,7 +20,6 @@ from ..passes.storage import FORMS
 from ..passes.tables import split_shared_table
 from ..passes.weight_files import move_weights
 from ..passes.weights import save_with_shared_weights
-from ..passes.winograd import GRAPHS as WINOGRAD_GRAPHS
 from ..passes.winograd import multiply_in_winograds_domain
 from ..precisions import PRECISIONS
 from ..tracing.graph_check import check_graph
@@ -78,6 +77,8 @@ def convert_graph(graph: ir.Model, artifact: Artifact, calibration: Calibration)
     precision = PRECISIONS[artifact.precision]
     graph = graph.clone()
     try:
+        if artifact.fuses_scores:
+            fuse_attention(graph)
         if precision.weight_bits:
             weights = calibration.weights[precision.weights]
             if weights.products and artifact.dialect == "ort":
@@ -86,7 +87,7 @@ def convert_graph(graph: ir.Model, artifact: Artifact, calibration: Calibration)
                 FORMS[form].store(graph, weights)
         elif artifact.dialect == "ort" and not precision.is_half:
             split_shared_table(graph)
-            if artifact.graph in WINOGRAD_GRAPHS:
+            if artifact.graph == "unet":
                 multiply_in_winograds_domain(graph)
         if precision.is_half:
             specs = (*artifact.inputs, *artifact.outputs)

@@ -1,4 +1,4 @@
-"""Writes an encoder's attention as one node, which ONNX Runtime computes without copies of its parts.
+"""Writes attention without a cache as one node, which ONNX Runtime computes without copies of its parts.
 
 B batch, T tokens, H heads, D head size, E = H * D
 """
@@ -12,6 +12,7 @@ from onnx_ir.passes.common import RemoveUnusedNodesPass
 
 from .build import Builder, replace_value
 from .neighbours import find_only_reader, find_producer
+from .weights import MICROSOFT
 
 OPSET = 23  # the first that has Attention
 HEADS_FIRST = [0, 2, 1, 3]  # (B, T, H, D) <-> (B, H, T, D)
@@ -22,17 +23,21 @@ TRANSPOSED = [0, 2, 3, 1]  # (B, T, H, D) -> (B, H, D, T)
 class AttentionPattern:
     """The inputs and the result of one attention."""
 
-    queries: ir.Value  # (B, T, E), like keys and values
+    queries: ir.Value  # (B, T, E), like keys and values, which may have another T
     keys: ir.Value
     values: ir.Value
-    bias: ir.Value  # (B, 1, 1, T) or (B, 1, T, T)
+    bias: ir.Value | None  # (B, 1, 1, T) or (B, 1, T, T)
     heads: int
     scale: float
     result: ir.Value  # (B, T, E)
 
 
 def fuse_attention(model: ir.Model) -> None:
-    """Replace each attention whose queries and keys are not rotated by their positions."""
+    """Replace each attention whose queries and keys are not rotated by their positions.
+
+    Where nothing is added to scores, ONNX Runtime's own operator never has all of them: for 4,096 tokens it
+    takes three quarters of the time, and no gigabyte. With a bias it would.
+    """
     graph = model.graph
     op = Builder(graph, None, "attention")
     biases: dict[ir.Value, ir.Value] = {}
@@ -40,17 +45,24 @@ def fuse_attention(model: ir.Model) -> None:
         parts = find_parts(node) if node.op_type == "Softmax" else None
         if parts is None:
             continue
-        op.before = parts.result.producer()
+        last = op.before = parts.result.producer()
+        inputs = [parts.queries, parts.keys, parts.values]
+        if parts.bias is None:
+            op.metadata = node.metadata_props
+            options = {"domain": MICROSOFT, "num_heads": parts.heads, "shape": parts.result.shape}
+            replace_value(parts.result, op("MultiHeadAttention", *inputs, scale=parts.scale, **options))
+            graph.opset_imports.setdefault(MICROSOFT, 1)
+            continue
+        op.metadata = {}
         if parts.bias not in biases:
             op.before = node  # before all attention that reads it
             biases[parts.bias] = expand_bias(op, parts.bias)
-            op.before = parts.result.producer()
+            op.before = last
         heads = {"q_num_heads": parts.heads, "kv_num_heads": parts.heads}
-        inputs = (parts.queries, parts.keys, parts.values, biases[parts.bias])
+        inputs.append(biases[parts.bias])
         replace_value(parts.result, op("Attention", *inputs, scale=parts.scale, **heads))
-    if biases:
-        RemoveUnusedNodesPass()(model)
         graph.opset_imports[""] = max(OPSET, graph.opset_imports[""])
+    RemoveUnusedNodesPass()(model)
 
 
 def expand_bias(op: Builder, bias: ir.Value) -> ir.Value:
@@ -64,15 +76,18 @@ def expand_bias(op: Builder, bias: ir.Value) -> ir.Value:
 def find_parts(softmax: ir.Node) -> AttentionPattern | None:
     """Return the parts of the attention around a Softmax; None if it has another form."""
     masked = find_producer(softmax.inputs[0], "Add")
+    added = softmax.inputs[0] if masked is None else masked.inputs[0]
+    bias = None if masked is None else masked.inputs[1]
     context = find_only_reader(softmax.outputs[0], ["MatMul"])
     transposed = None if context is None else find_only_reader(context.outputs[0], ["Transpose"])
     joined = None if transposed is None else find_only_reader(transposed.outputs[0], ["Reshape"])
-    if masked is None or context is None or transposed is None or joined is None:
+    if context is None or transposed is None or joined is None:
         return None
-    scores = find_producer(masked.inputs[0], "MatMul")
+    scores = find_producer(added, "MatMul")
     scaled = None if scores is None else find_producer(scores.inputs[0], "Mul")
-    bias = masked.inputs[1]
-    if scores is None or scaled is None or not is_bias(bias) or not is_permutation(transposed, HEADS_FIRST):
+    if scores is None or scaled is None or not is_permutation(transposed, HEADS_FIRST):
+        return None
+    if masked is not None and not is_bias(bias):
         return None
     scale = None if scaled.inputs[1] is None else scaled.inputs[1].const_value
     queries = find_joined_heads(scaled.inputs[0], HEADS_FIRST)
@@ -81,7 +96,7 @@ def find_parts(softmax: ir.Node) -> AttentionPattern | None:
     heads = None if context.outputs[0].shape is None else context.outputs[0].shape[1]
     if queries is None or keys is None or values is None or scale is None or scale.size != 1:
         return None
-    if bias is None or not isinstance(heads, int):
+    if not isinstance(heads, int):
         return None
     return AttentionPattern(
         queries, keys, values, bias, heads, float(scale.numpy().item()), joined.outputs[0]

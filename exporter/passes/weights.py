@@ -164,7 +164,7 @@ class ParameterRef:
     transposed: bool = False  # the constant is its transpose
     shift: int = 0  # the constant is it times 2**-shift
     first: int | None = None  # the constant is its rows from this one on; None for all of them
-    # The constant has its kernels (C, K) of 3 x 3 at this point of Winograd's domain.
+    # The constant has its kernels (K, C) of 3 x 3 at this point of Winograd's domain.
     point: Sequence[int] | None = None
 
     @classmethod
@@ -187,12 +187,12 @@ class ParameterRef:
 
 
 def transform_kernels(kernels: np.ndarray, i: int, j: int) -> np.ndarray:
-    """Return kernels (K, C, 3, 3) at a point of Winograd's domain: (C, K), in float64."""
-    found: Array = np.zeros(kernels.shape[:2]).T
+    """Return kernels (K, C, 3, 3) at a point of Winograd's domain: (K, C), in float64."""
+    found: Array = np.zeros(kernels.shape[:2])
     for a, down in enumerate(WINOGRAD[i]):
         for b, right in enumerate(WINOGRAD[j]):
             if down and right:
-                found += down * right * kernels[:, :, a, b].T
+                found += down * right * kernels[:, :, a, b]
     return found
 
 

@@ -109,6 +109,7 @@ class Backend(Protocol):
     name: str
     # Whether it computes what is stored in fp16 in fp32: its weights then take twice the size of their file.
     widens_half: bool
+    openings: int  # how many graphs it opens at one time
 
     def artifact(self, bundle: Bundle, graph: str, precision: str | None) -> Artifact:
         """Return what this engine would open of a graph, in `precision` or the bundle's default one."""

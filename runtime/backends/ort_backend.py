@@ -26,6 +26,7 @@ class OrtCpuBackend:
 
     name = "ort-cpu"
     widens_half = True  # ONNX Runtime has no products in fp16 on a CPU
+    openings = 2  # each by one thread, which takes seconds for large ones
 
     def __init__(
         self,

@@ -37,6 +37,7 @@ class OrtCudaBackend:
 
     name = "ort-cuda"
     widens_half = False
+    openings = 1
 
     def __init__(self, bundle: Bundle, request: LoadRequest) -> None:
         self.cpu_nodes = request.cpu_nodes

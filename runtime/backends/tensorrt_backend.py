@@ -35,6 +35,7 @@ class TensorRtBackend:
     """Runs those graphs of a bundle that have a plan for this machine, by the library of that name."""
 
     widens_half = False
+    openings = 1
 
     def __init__(self, name: str, bundle: Bundle, request: LoadRequest) -> None:
         self.name = name

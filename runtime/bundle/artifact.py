@@ -155,6 +155,11 @@ class Artifact:
         return computes_in_half(self.precision)
 
     @property
+    def fuses_scores(self) -> bool:
+        """Return whether a UNet's attention is one node each, which never has all of its scores."""
+        return self.graph == "unet" and self.dialect == "ort" and not self.is_half
+
+    @property
     def computes_in(self) -> str:
         """Return the type of most of its products, "float16" or "float32"."""
         return name_product_type(self.precision)

@@ -230,6 +230,7 @@ class ImageGenerator(BatchedModel):
             width=request.width // self.defaults.multiple,
             tokens=self.max_length,
             reads_picture=request.begin is not None,
+            has_scores=not self.parts["unet"].artifact.fuses_scores,
         )
 
     def _make(self, request: Request, goes_on: Callable[[], bool]) -> list[Picture]:

@@ -58,7 +58,7 @@ PICTURES = """
     model.generate("one", steps=1, seed=0, height=128, width=128)
     after = read()
     side = 128 // model.defaults.multiple
-    batch = PictureBatch(1, True, 2, side, side, model.max_length, False)
+    batch = PictureBatch(1, True, 2, side, side, model.max_length, False, False)
     print(json.dumps([count_picture_bytes(model.bundle.manifest.config, batch, 4), after - before]))
 """
 

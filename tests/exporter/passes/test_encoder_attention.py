@@ -92,3 +92,20 @@ def test_queries_that_are_turned_are_left_alone() -> None:
     fuse_attention(model)
     assert not nodes(model, "Attention") and len(nodes(model, "Softmax")) == 1
     assert model.graph.opset_imports[""] == 20
+
+
+def test_attention_without_a_mask_is_onnx_runtimes_own() -> None:
+    body = LAYER.format(n=1, x="x", turn="", y="y")
+    body = body.replace("masked1 = Add (scores1, bias)", "").replace("(masked1)", "(scores1)")
+    model = make_graph(body)
+    for node in model.graph:
+        node.metadata_props["module"] = "attn"
+    inputs = make_inputs(1) | {"x": normal(B, T + 2, E), "bias": normal(B, 1, 1, T + 2)}  # fewer keys
+    (want,) = run_graph(model, **inputs)
+    fuse_attention(model)
+    (fused,) = nodes(model, "MultiHeadAttention")
+    assert not nodes(model, "Softmax") and not nodes(model, "Transpose")
+    assert fused.attributes["scale"].as_float() == pytest.approx(0.3)
+    assert fused.metadata_props["module"] == "attn"
+    (got,) = run_graph(model, **inputs)
+    np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-6)

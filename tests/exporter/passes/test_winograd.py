@@ -56,7 +56,7 @@ def test_results_are_those_of_a_convolution(size: tuple[int, int], parameters: A
     graph = model.graph
     assert "Conv" not in {node.op_type for node in graph}
     assert {node.metadata_props["module"] for node in graph} == {"conv"}
-    assert sum(node.op_type == "MatMul" for node in graph) == 16
+    assert sum(node.op_type == "Gemm" for node in graph) == 16
     assert "conv.weight" not in graph.initializers
     ir.save(model, tmp_path / "x.onnx")
     session = onnxruntime.InferenceSession(tmp_path / "x.onnx", providers=["CPUExecutionProvider"])
@@ -93,7 +93,7 @@ def test_kernels_are_those_of_the_paper() -> None:
     """U = G g G^T, of Lavin and Gray's equation 8."""
     G = np.array([[1, 0, 0], [0.5, 0.5, 0.5], [0.5, -0.5, 0.5], [0, 0, 1]])
     kernels = draw(3, 2, 3, 3)
-    wanted = np.einsum("ia,kcab,jb->ijck", G, kernels.astype(np.float64), G)
+    wanted = np.einsum("ia,kcab,jb->ijkc", G, kernels.astype(np.float64), G)
     for i in range(4):
         for j in range(4):
             np.testing.assert_allclose(transform_kernels(kernels, i, j), wanted[i, j], rtol=1e-14, atol=1e-15)
