@@ -345,28 +345,6 @@ def test_matrices_alone_decay() -> None:
     ]
 
 
-def test_dropout_ends_with_the_training(tmp_path: Path) -> None:
-    ours = load_trained(make_gpt2(0.0), tmp_path)
-    before = ours(IDS)[0]
-    hooks = add_dropout(ours, RATE)
-    assert torch.equal(ours.eval()(IDS)[0], before)
-    assert not torch.equal(ours.train()(IDS)[0], before)
-    for hook in hooks:
-        hook.remove()
-    assert torch.equal(ours(IDS)[0], before)
-
-
-@pytest.mark.parametrize("share", [1.0, -0.1, float("nan")])
-def test_a_share_that_cannot_be_dropped_is_refused(share: float) -> None:
-    with pytest.raises(ValueError, match=r"attention=.* must be at least 0 and below 1"):
-        add_dropout(nn.Linear(2, 2), attention=share)
-
-
-def test_a_model_without_places_for_dropout_is_refused() -> None:
-    with pytest.raises(ValueError, match="a Linear has no place for dropout"):
-        add_dropout(nn.Linear(2, 2))
-
-
 def test_a_new_head_stands_on_the_old_weights(tmp_path: Path) -> None:
     ours = load_trained(make_bert(0.0), tmp_path)
     tuned = replace_heads(ours, "sequence_classification", labels=3)
