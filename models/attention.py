@@ -17,6 +17,7 @@ from typing import Protocol, TypeAlias
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from .masked import MASKED
 from .rotary import RotaryTables
@@ -77,6 +78,8 @@ class DynamicCache:
 
     After the forward pass `present` holds each layer's (B, K, P + T, D).
     """
+
+    dropout: float = 0.0  # the share of attention's weights that are dropped in training, see dropout.py
 
     def __init__(
         self,
@@ -140,7 +143,7 @@ class DynamicCache:
 
     def weigh(self, q: Tensor, k: Tensor, v: Tensor, kind: AttentionKind) -> Tensor:
         """Return the attention of q (B, H, T, D) over old and new k and v (B, K, S, D)."""
-        return scaled_dot_product_attention(q, k, v, self.biases[kind.window], kind)
+        return scaled_dot_product_attention(q, k, v, self.biases[kind.window], kind, self.dropout)
 
 
 class PaddedAttention:
@@ -150,6 +153,8 @@ class PaddedAttention:
         attention_mask: (B, T), 1 where a token counts and 0 where it is padding, on the right.
         bias: a mask of the caller's own, added to the scores (B, H, T, T) or broadcast to them.
     """
+
+    dropout: float = 0.0  # as `DynamicCache.dropout`
 
     def __init__(self, attention_mask: Tensor, bias: Tensor | None = None) -> None:
         self.attention_mask = attention_mask
@@ -183,7 +188,7 @@ class PaddedAttention:
         """Return the attention of every token over all tokens in its window, (B, H, T, D)."""
         if kind.window not in self.biases:  # a model without positions has not called `positions`
             self.biases[kind.window] = self.make_bias(kind.window)
-        return scaled_dot_product_attention(q, k, v, self.biases[kind.window], kind)
+        return scaled_dot_product_attention(q, k, v, self.biases[kind.window], kind, self.dropout)
 
 
 class SourceAttention:
@@ -199,6 +204,8 @@ class SourceAttention:
     After a forward pass `weights` holds each layer's (B, H, K * T, S).
     """
 
+    dropout: float = 0.0  # as `DynamicCache.dropout`
+
     def __init__(
         self, keys_values: Sequence[KeyValue], attention_mask: Tensor, bias: Tensor | None = None
     ) -> None:
@@ -213,7 +220,7 @@ class SourceAttention:
     def attend(self, layer: int, q: Tensor) -> Tensor:
         """Return the attention of q (B, H, K * T, D) over the source, of the same shape."""
         k, v = self.keys_values[layer]
-        self.weights[layer] = attention_weights(q, k, self.bias)
+        self.weights[layer] = attention_weights(q, k, self.bias, dropout=self.dropout)
         return torch.matmul(self.weights[layer], v)
 
 
@@ -227,7 +234,7 @@ def with_own(bias: Tensor, own: Tensor | None) -> Tensor:
 
 
 def scaled_dot_product_attention(
-    q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, kind: AttentionKind = PLAIN
+    q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, kind: AttentionKind = PLAIN, dropout: float = 0.0
 ) -> Tensor:
     """Compute softmax(q k^T / sqrt(D) + bias) v, as in "Attention Is All You Need" (3.2.1).
 
@@ -235,21 +242,24 @@ def scaled_dot_product_attention(
         q: (B, H, T, D)
         k, v: (B, K, S, D)
         bias: broadcastable to (B, 1, T, S), or to (B, H, T, S) where K is H; 0 keeps, `MASKED` drops.
+        dropout: the share of the weights that are dropped.
 
     Returns:
         (B, H, T, D)
     """
     K = k.shape[1]
     if q.shape[1] == K:
-        return torch.matmul(attention_weights(q, k, bias, kind), v)
+        return torch.matmul(attention_weights(q, k, bias, kind, dropout), v)
     B, H, T, D = q.shape
     grouped = q.view(B, K, H // K, T, D)
     shared = None if bias is None else bias[:, :, None]
-    weights = attention_weights(grouped, k[:, :, None], shared, kind)  # (B, K, H / K, T, S)
+    weights = attention_weights(grouped, k[:, :, None], shared, kind, dropout)  # (B, K, H / K, T, S)
     return torch.matmul(weights, v[:, :, None]).reshape(B, H, T, D)
 
 
-def attention_weights(q: Tensor, k: Tensor, bias: Tensor | None, kind: AttentionKind = PLAIN) -> Tensor:
+def attention_weights(
+    q: Tensor, k: Tensor, bias: Tensor | None, kind: AttentionKind = PLAIN, dropout: float = 0.0
+) -> Tensor:
     """Return the attention weights (B, H, T, S) of q (B, H, T, D) over k (B, H, S, D)."""
     scale = q.shape[-1] ** -0.5 if kind.scale is None else kind.scale
     scores = (q * scale) @ k.mT  # (B, H, T, S)
@@ -258,7 +268,7 @@ def attention_weights(q: Tensor, k: Tensor, bias: Tensor | None, kind: Attention
     if bias is not None:
         scores = scores + bias
     weights: Tensor = scores.softmax(dim=-1)
-    return weights
+    return F.dropout(weights, dropout) if dropout else weights
 
 
 def empty_past(sizes: tuple[int, int, int], batch: int, like: Tensor) -> list[KeyValue]:

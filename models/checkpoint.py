@@ -7,7 +7,6 @@ outside the folder is opened. Problems are ValueErrors that name the file or the
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -63,12 +62,6 @@ def describe(folder: Path) -> Description:
     if modules is not None and not issubclass(family.config, EncoderConfig):
         raise ValueError(f"{folder}: a sentence-transformers folder must have an encoder, not {family.name}")
     check_class(folder, family, architecture(config_json))
-    for name, off in family.refused.items():
-        if config_json.get(name, off) != off:
-            raise ValueError(f"config.json sets {name}={config_json[name]!r}; only {off!r} is supported")
-    known = {f.name for f in fields(family.config)}
-    named = {family.settings.get(name, name): value for name, value in config_json.items()}
-    values = {name: value for name, value in named.items() if name in known}
     rename = family.rename(config_json)
     published = read_published_shapes(folder)
     refuse_wrapped(folder, published)
@@ -79,10 +72,8 @@ def describe(folder: Path) -> Description:
     }
     try:
         check_depth(config_json)
-        values |= {**family.fixed, **family.details(config_json, shapes)}
-        if modules is not None:
-            values["sentence"] = modules.config
-        config = family.config(**values)
+        others = {} if modules is None else {"sentence": modules.config}
+        config = family.read_config(config_json, shapes, **others)
     except (TypeError, ValueError) as error:
         raise ValueError(f"{folder}: {error}") from error
     check_vocabulary(folder, config_json, config, shapes)

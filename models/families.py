@@ -6,7 +6,7 @@ Names of weights and settings of one family are in a file of their own.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -89,6 +89,26 @@ class Family:
     details: Callable[[Mapping[str, Any], Mapping[str, tuple[int, ...]]], dict[str, Any]] = lambda *_: {}
     refused: Mapping[str, object] = field(default_factory=dict)
     other_classes: Mapping[str, str | None] = field(default_factory=dict)
+
+    def read_config(
+        self,
+        config_json: Mapping[str, Any],
+        shapes: Mapping[str, tuple[int, ...]],
+        **others: Any,
+    ) -> Any:
+        """Return our config of a config.json and the weights' shapes; `others` are settings besides.
+
+        Raises:
+            ValueError: a value that we don't implement; names it.
+        """
+        for name, off in self.refused.items():
+            if config_json.get(name, off) != off:
+                raise ValueError(f"config.json sets {name}={config_json[name]!r}; only {off!r} is supported")
+        known = {f.name for f in fields(self.config)}
+        named = {self.settings.get(name, name): value for name, value in config_json.items()}
+        values = {name: value for name, value in named.items() if name in known}
+        values |= {**self.fixed, **self.details(config_json, shapes), **others}
+        return self.config(**values)
 
 
 def gpt2_name(name: str) -> str | None:

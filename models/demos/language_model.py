@@ -11,7 +11,7 @@ import argparse
 import json
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from tokenizers import Tokenizer
 from torch.nn import functional
 from transformers import PreTrainedModel
 
+from planforge.models import training
 from planforge.models.demos.bible import (
     END,
     HELD_OUT,
@@ -37,6 +38,7 @@ from planforge.models.demos.bible import (
 )
 from planforge.models.demos.ngram import KneserNey
 from planforge.models.demos.samples import sample_report
+from planforge.models.training import schedule_rate, token_loss
 
 SEED = 1611
 WEIGHT_DECAY = 0.1
@@ -134,47 +136,43 @@ def new_optimizers(model: PreTrainedModel, recipe: Recipe, rate: float) -> list[
     return [Muon(matrices, rate), adamw]
 
 
-def schedule(done: float) -> float:
-    """Return the share of the peak learning rate to use once `done` of the training is over."""
-    if done < WARMUP:
-        return max(done / WARMUP, 0.01)
-    progress = min(1.0, (done - WARMUP) / (1.0 - WARMUP))
-    return 0.01 + 0.99 * 0.5 * (1.0 + math.cos(math.pi * progress))
+def draw_windows(
+    stream: list[int], recipe: Recipe, seed: int, is_over: Callable[[], bool]
+) -> Iterator[torch.Tensor]:
+    """Yield random windows (B, T + 1), each with the token behind it, until the training is over."""
+    data = torch.tensor(stream)
+    generator = torch.Generator().manual_seed(seed)
+    while not is_over():
+        at = torch.randint(0, len(data) - recipe.context, (recipe.batch, 1), generator=generator)
+        yield data[at + torch.arange(recipe.context + 1)]
 
 
 def train(
     model: PreTrainedModel, recipe: Recipe, stream: list[int], args: argparse.Namespace, seed: int
 ) -> dict[str, Any]:
     """Train on random windows until the time (or the number of steps) is used up."""
-    data = torch.tensor(stream)
-    optimizers = new_optimizers(model, recipe, args.learning_rate)
-    model.train()
-    generator = torch.Generator().manual_seed(seed)
     start = time.monotonic()
     step = 0
     smooth = math.log(VOCAB_SIZE)
     window_tokens = recipe.batch * recipe.context
-    while True:
-        elapsed = time.monotonic() - start
-        done = step / args.steps if args.steps else elapsed / (60.0 * args.minutes)
-        if done >= 1.0:
-            break
-        for group in [g for optimizer in optimizers for g in optimizer.param_groups]:
-            group["lr"] = args.learning_rate * schedule(done)
-        at = torch.randint(0, len(data) - recipe.context, (recipe.batch, 1), generator=generator)
-        window = data[at + torch.arange(recipe.context + 1)]
-        logits = model(input_ids=window[:, :-1], use_cache=False).logits
-        loss = functional.cross_entropy(logits.flatten(0, 1), window[:, 1:].flatten())
-        loss.backward()  # type: ignore[no-untyped-call]
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        for optimizer in optimizers:
-            optimizer.step()
-            optimizer.zero_grad()
-        step += 1
-        smooth += (loss.item() - smooth) * max(0.01, 1.0 / step)
+
+    def measure_done() -> float:
+        return float(step / args.steps if args.steps else (time.monotonic() - start) / (60.0 * args.minutes))
+
+    def compute_loss(window: torch.Tensor) -> torch.Tensor:
+        return token_loss(model(input_ids=window[:, :-1], use_cache=False).logits, window[:, 1:])
+
+    for step, loss in training.train(
+        model,
+        draw_windows(stream, recipe, seed, lambda: measure_done() >= 1.0),
+        compute_loss,
+        lambda _: args.learning_rate * schedule_rate(measure_done(), WARMUP, floor=0.01, cosine=True),
+        new_optimizers(model, recipe, args.learning_rate),
+    ):
+        smooth += (loss - smooth) * max(0.01, 1.0 / step)
         if step % 25 == 0:
             speed = step * window_tokens / (time.monotonic() - start)
-            log(f"step {step}  {done:6.1%}  loss {smooth:.3f}  {speed:.0f} tokens/s")
+            log(f"step {step}  {measure_done():6.1%}  loss {smooth:.3f}  {speed:.0f} tokens/s")
     return {
         "seed": seed,
         "peak_learning_rate": args.learning_rate,

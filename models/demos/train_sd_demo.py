@@ -14,7 +14,9 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Callable, Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -24,11 +26,12 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from planforge.models import StableDiffusion, StableDiffusionConfig
+from planforge.models import StableDiffusion, StableDiffusionConfig, training
 from planforge.models.autoencoder import AutoencoderConfig
 from planforge.models.clip import ClipTextConfig
 from planforge.models.demos import digits
 from planforge.models.diffusers_saving import save_pipeline, write_json
+from planforge.models.training import schedule_rate
 from planforge.models.unet import UNetConfig
 
 START = "<|startoftext|>"
@@ -56,6 +59,7 @@ KL_WEIGHT = 1e-3  # of the latents' distance from normal noise, beside the squar
 JUDGED = 600  # pictures that training.json counts
 GUIDANCE = 2.0
 STEPS = 20
+LOGGED = 200  # steps between two lines of the log, and of the means in them
 
 
 def log(message: str) -> None:
@@ -145,32 +149,38 @@ def new_model(vocab: dict[str, int]) -> StableDiffusion:
     return model
 
 
-def set_rate(optimizer: torch.optim.Optimizer, peak: float, step: int, steps: int) -> None:
-    """Set the learning rate: up in 100 steps, then down to a fiftieth of the peak."""
-    for group in optimizer.param_groups:
-        group["lr"] = peak * min(1.0, step / 100) * max(0.02, 1 - step / steps)
+def make_rate(peak: float, steps: int) -> Callable[[int], float]:
+    """Return the learning rate of each step: up in 100 steps, then down to a fiftieth of the peak."""
+    return lambda step: peak * schedule_rate(step / steps, 100 / steps, floor=0.02)
+
+
+def draw_pictures(trained: digits.Digits, batch: int) -> Iterator[Tensor]:
+    """Yield pictures (N, 3, 32, 32) of digits in random colours without end."""
+    random = np.random.default_rng(digits.SEED)
+    while True:
+        numbers = random.integers(len(trained.images), size=batch)
+        yield torch.from_numpy(trained.draw(numbers, random.integers(len(digits.NAMES), size=batch)))
 
 
 def train_autoencoder(model: StableDiffusion, trained: digits.Digits, steps: int, batch: int) -> float:
     """Train the autoencoder; return the mean squared error of its pictures at the end."""
-    random = np.random.default_rng(digits.SEED)
-    optimizer = torch.optim.AdamW(model.vae.parameters())
-    errors = []
-    for step in range(1, steps + 1):
-        numbers = random.integers(len(trained.images), size=batch)
-        pictures = torch.from_numpy(trained.draw(numbers, random.integers(len(digits.NAMES), size=batch)))
+    errors = deque[float](maxlen=LOGGED)
+
+    def compute_loss(pictures: Tensor) -> Tensor:
         mean, deviation = model.vae.encode(pictures)
-        given = model.vae.decode(mean + deviation * torch.randn_like(mean))
-        error = F.mse_loss(given, pictures)
-        divergence = 0.5 * (mean.square() + deviation.square() - 1 - 2 * deviation.log()).mean()
-        set_rate(optimizer, 2e-3, step, steps)
-        optimizer.zero_grad()
-        (error + KL_WEIGHT * divergence).backward()  # type: ignore[no-untyped-call]
-        optimizer.step()
+        error = F.mse_loss(model.vae.decode(mean + deviation * torch.randn_like(mean)), pictures)
         errors.append(error.item())
-        if step % 200 == 0:
-            log(f"autoencoder, step {step} of {steps}: {np.mean(errors[-200:]):.5f}")
-    return float(np.mean(errors[-200:]))
+        divergence = 0.5 * (mean.square() + deviation.square() - 1 - 2 * deviation.log()).mean()
+        return error + KL_WEIGHT * divergence
+
+    batches = islice(draw_pictures(trained, batch), steps)
+    optimizers = [torch.optim.AdamW(model.vae.parameters())]
+    for step, _ in training.train(
+        model.vae, batches, compute_loss, make_rate(2e-3, steps), optimizers, clip=None
+    ):
+        if step % LOGGED == 0:
+            log(f"autoencoder, step {step} of {steps}: {np.mean(errors):.5f}")
+    return float(np.mean(errors))
 
 
 @torch.no_grad()
@@ -223,33 +233,32 @@ def train_unet(
     """Train text encoder and UNet, and keep the mean of their weights; return the loss at the end."""
     parameters = [*model.unet.parameters(), *model.text_encoder.parameters()]
     averaged = [parameter.detach().clone() for parameter in parameters]
-    optimizer = torch.optim.AdamW(parameters, weight_decay=1e-4)
     levels = make_levels()
-    losses = []
-    for step in range(1, steps + 1):
-        latents, texts = next(batches)
+
+    def compute_loss(batch: tuple[Tensor, list[str]]) -> Tensor:
+        latents, texts = batch
         times = torch.randint(0, TRAINED_STEPS, (len(latents),))
         noise = torch.randn_like(latents)
         level = levels[times][:, None, None, None]
         noisy = level.sqrt() * latents + (1 - level).sqrt() * noise
         states = model.text_encoder(captions.encode(texts))
-        loss = F.mse_loss(model.unet(noisy, times, states), noise)
-        set_rate(optimizer, 1e-3, step, steps)
-        optimizer.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call]
-        nn.utils.clip_grad_norm_(parameters, 1.0)
-        optimizer.step()
+        return F.mse_loss(model.unet(noisy, times, states), noise)
+
+    losses = deque[float](maxlen=LOGGED)
+    optimizers = [torch.optim.AdamW(parameters, weight_decay=1e-4)]
+    rate = make_rate(1e-3, steps)
+    for step, loss in training.train(model, islice(batches, steps), compute_loss, rate, optimizers):
         share = min(AVERAGED, (1 + step) / (10 + step))
         with torch.no_grad():
             torch._foreach_mul_(averaged, share)
             torch._foreach_add_(averaged, [one.detach() for one in parameters], alpha=1 - share)
-        losses.append(loss.item())
-        if step % 200 == 0:
-            log(f"unet, step {step} of {steps}: {np.mean(losses[-200:]):.4f}")
+        losses.append(loss)
+        if step % LOGGED == 0:
+            log(f"unet, step {step} of {steps}: {np.mean(losses):.4f}")
     with torch.no_grad():
         for parameter, mean in zip(parameters, averaged, strict=True):
             parameter.copy_(mean)
-    return float(np.mean(losses[-200:]))
+    return float(np.mean(losses))
 
 
 @torch.no_grad()

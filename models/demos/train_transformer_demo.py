@@ -26,10 +26,18 @@ from typing import Any
 import torch
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 from torch import Tensor
-from torch.nn import functional
 
-from planforge.models import PaddedAttention, SourceAttention, Transformer, TransformerConfig, save_model
+from planforge.models import (
+    PaddedAttention,
+    SourceAttention,
+    Transformer,
+    TransformerConfig,
+    save_model,
+    training,
+)
 from planforge.models.demos import dates
+from planforge.models.training import schedule_rate, token_loss
+from planforge.models.training_data import pad_rows, shift_right
 
 SEED = 1582  # the year of the Gregorian calendar
 SPECIALS = PAD, END, UNKNOWN = "<pad>", "</s>", "<unk>"  # the first tokens of both vocabularies
@@ -156,10 +164,7 @@ def new_model() -> DateModel:
 
 def pad_batch(rows: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
     """Return ids (B, S) and mask (B, S), which is 0 at the padding on the right."""
-    width = max(map(len, rows))
-    ids = torch.tensor([[*row, *[PAD_ID] * (width - len(row))] for row in rows])
-    mask = torch.tensor([[1] * len(row) + [0] * (width - len(row)) for row in rows])
-    return ids, mask
+    return pad_rows(rows, PAD_ID)
 
 
 def batches(dated: DateModel, seed: int) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
@@ -182,29 +187,24 @@ def batches(dated: DateModel, seed: int) -> Iterator[tuple[Tensor, Tensor, Tenso
             yield *pad_batch([ids for ids, _ in some]), torch.tensor([label for _, label in some])
 
 
-def schedule(done: float) -> float:
-    """Return the share of the peak learning rate to use once `done` of the training is over."""
-    if done < WARMUP:
-        return done / WARMUP
-    return 0.01 + 0.99 * 0.5 * (1.0 + math.cos(math.pi * (done - WARMUP) / (1.0 - WARMUP)))
-
-
 def train(dated: DateModel, steps: int, seed: int) -> dict[str, Any]:
     """Train with teacher forcing; return the facts for training.json."""
-    model = dated.model.train()
-    optimizer = torch.optim.Adam(model.parameters(), lr=LEARNING_RATE, betas=BETAS, eps=1e-9)
+    model = dated.model
+
+    def compute_loss(batch: tuple[Tensor, Tensor, Tensor]) -> Tensor:
+        ids, mask, labels = batch
+        return token_loss(model(ids, shift_right(labels, PAD_ID, PAD_ID), mask), labels)
+
     started = time.monotonic()
     smooth = math.log(len(TARGET_LETTERS))
-    for step, (ids, mask, labels) in enumerate(islice(batches(dated, seed), steps), start=1):
-        optimizer.param_groups[0]["lr"] = LEARNING_RATE * schedule(step / steps)
-        start = torch.full((len(labels), 1), PAD_ID)
-        logits = model(ids, torch.cat([start, labels[:, :-1]], dim=1), mask)
-        loss = functional.cross_entropy(logits.flatten(0, 1), labels.flatten())
-        optimizer.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call]
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        smooth += (loss.item() - smooth) * max(0.02, 1.0 / step)
+    for step, loss in training.train(
+        model,
+        islice(batches(dated, seed), steps),
+        compute_loss,
+        lambda step: LEARNING_RATE * schedule_rate(step / steps, WARMUP, floor=0.01, cosine=True),
+        [torch.optim.Adam(model.parameters(), betas=BETAS, eps=1e-9)],
+    ):
+        smooth += (loss - smooth) * max(0.02, 1.0 / step)
         if step % 100 == 0:
             log(f"step {step}  loss {smooth:.5f}  {(time.monotonic() - started) / step:.3f} s/step")
     return {
@@ -221,7 +221,6 @@ def train(dated: DateModel, steps: int, seed: int) -> dict[str, Any]:
 
 def evaluate(dated: DateModel, seed: int) -> dict[str, Any]:
     """Return the share of held-out texts whose answer is right, overall and of each format."""
-    dated.model.eval()
     shares = {}
     for name in dates.FORMATS:
         texts, wanted = zip(*dates.held_out_sample(name, SAMPLE, seed), strict=True)
@@ -240,7 +239,7 @@ def evaluate(dated: DateModel, seed: int) -> dict[str, Any]:
 
 def save(out: Path, dated: DateModel) -> None:
     """Write the model, its tokenizers, the generation config, and the prompts."""
-    save_model(dated.model.eval(), out)
+    save_model(dated.model, out)
     dated.source.save(str(out / "tokenizer.source.json"))
     dated.target.save(str(out / "tokenizer.target.json"))
     generation = {

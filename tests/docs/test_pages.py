@@ -30,7 +30,8 @@ from ..helpers.paths import ROOT
 PAGES = {str(page.relative_to(ROOT)): page for page in (ROOT / "README.md", *ROOT.glob("docs/**/*.md"))}
 TEXTS = {name: page.read_text(encoding="utf-8") for name, page in PAGES.items()}
 EXAMPLES = {name: re.findall(r"```python\n(.*?)```", text, re.DOTALL) for name, text in TEXTS.items()}
-WITH_EXAMPLES = [name for name, examples in EXAMPLES.items() if examples]
+TRAINING = "docs/train.md"  # whose examples test_train.py runs
+WITH_EXAMPLES = [name for name, examples in EXAMPLES.items() if examples and name != TRAINING]
 # The pages' names of bundles, and the tiny ones that stand for them.
 BUNDLES = {
     "sentiment": "classifier",
