@@ -75,7 +75,6 @@ def load_diffusers(checkpoint: Path, kind: str, dtype: str) -> Any:
         pipeline: Any = getattr(diffusers, kind).from_pretrained(
             checkpoint, torch_dtype=getattr(torch, dtype)
         )
-    pipeline.set_progress_bar_config(disable=True)
     pipeline.own = dict(pipeline.scheduler.config)
     return pipeline
 
@@ -104,8 +103,11 @@ def run_diffusers(checkpoint: Path, way: Way, dtype: str, monkeypatch: pytest.Mo
         warnings.simplefilter("ignore")  # it hands tensors to np.array
         patch.setattr(torch, "randn", draw_single)
         found = getattr(diffusers, scheduler.class_name)
-        pipeline.scheduler = found.from_config(pipeline.own, **scheduler.forced)
-        pipeline(
+        parts = {**pipeline.components, "scheduler": found.from_config(pipeline.own, **scheduler.forced)}
+        # A new pipeline, as its constructor mends settings of its scheduler.
+        own = type(pipeline)(**parts, requires_safety_checker=False)
+        own.set_progress_bar_config(disable=True)
+        own(
             way.prompt,
             num_inference_steps=way.steps,
             guidance_scale=way.scale,
