@@ -17,14 +17,14 @@ from torch.overrides import TorchFunctionMode
 from .bert_names import architecture
 from .clip import Clip
 from .config_checks import check_depth
-from .diffusers_folder import is_pipeline, read_pipeline, refuse_parts
+from .diffusers_folder import is_pipeline, read_pipeline
 from .encoder import Encoder, EncoderConfig
 from .families import FAMILIES, STABLE_DIFFUSION, Description, Family, Model
 from .folder import read_json, read_published_shapes
 from .language_model import LanguageModel
 from .llama import Llama
 from .modernbert import ModernBert
-from .refusals import refuse_adapter, refuse_kind, refuse_wrapped
+from .refusals import refuse_adapter, refuse_kind, refuse_picture_parts, refuse_wrapped
 from .sentence_transformers import SentenceModules, read_modules
 from .stable_diffusion import StableDiffusion
 from .transformer import Transformer
@@ -47,7 +47,7 @@ def describe(folder: Path) -> Description:
         ValueError: a file is missing or damaged, or sets what we don't implement; names it.
     """
     refuse_adapter(folder)
-    refuse_parts(folder)
+    refuse_picture_parts(folder)
     if is_pipeline(folder):
         pipeline = read_pipeline(folder)
         family = STABLE_DIFFUSION

@@ -8,8 +8,6 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError, safe_open
-
 from .autoencoder import AutoencoderConfig
 from .clip import ClipTextConfig
 from .folder import read_json
@@ -86,38 +84,6 @@ class Pipeline:
     tokenizer: Path
     scheduler: Mapping[str, Any]
     has_safety_checker: bool
-
-
-# What a folder has that is a part of such a model: a file's name, and what to do.
-LORA = "pytorch_lora_weights.safetensors"
-LORA_WAY = (
-    "merge it: in diffusers pipeline.load_lora_weights, fuse_lora, unload_lora_weights, save_pretrained"
-)
-PART_WAY = "give the folder of the whole pipeline, which has model_index.json"
-FILE_WAY = "write a folder of it: in diffusers StableDiffusionPipeline.from_single_file(...).save_pretrained"
-
-
-def refuse_parts(folder: Path) -> None:
-    """Refuse a folder that has a part of a model of pictures alone, or one file of it, with the way out."""
-    if (folder / INDEX).is_file():
-        return
-    if (folder / LORA).is_file():
-        raise ValueError(f"{folder}: {LORA} is a LoRA, which changes another model; {LORA_WAY}")
-    if (folder / "config.json").is_file():
-        kind = read_json(folder / "config.json").get("_class_name")
-        if kind is not None:
-            raise ValueError(f"{folder}: {kind} is a part of a model of pictures; {PART_WAY}")
-    elif len(files := sorted(folder.glob("*.safetensors"))) == 1 and has_unet(files[0]):
-        raise ValueError(f"{folder}: {files[0].name} is a whole model of pictures in one file; {FILE_WAY}")
-
-
-def has_unet(path: Path) -> bool:
-    """Tell whether a file has a UNet's weights by the names that Stable Diffusion's own code gave them."""
-    try:
-        with safe_open(path, "pt") as file:
-            return any(name.startswith("model.diffusion_model.") for name in file.keys())  # noqa: SIM118
-    except SafetensorError:
-        return False  # whoever reads it says what is wrong with it
 
 
 def is_pipeline(folder: Path) -> bool:

@@ -7,10 +7,14 @@ loaded for it.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from safetensors import SafetensorError, safe_open
 
 Json = Mapping[str, Any]
 
@@ -130,6 +134,44 @@ def refuse_adapter(folder: Path) -> None:
         f" tokenizer's files there, and export {merged}. To export the whole model next to it instead, move"
         f" {path.name} elsewhere"
     )
+
+
+# What a folder has that is a part of a model of pictures, and what to do.
+LORA = "pytorch_lora_weights.safetensors"
+LORA_WAY = (
+    "merge it: in diffusers pipeline.load_lora_weights, fuse_lora, unload_lora_weights, save_pretrained"
+)
+PART_WAY = "give the folder of the whole pipeline, which has model_index.json"
+FILE_WAY = "write a folder of it: in diffusers StableDiffusionPipeline.from_single_file(...).save_pretrained"
+
+
+def refuse_picture_parts(folder: Path) -> None:
+    """Refuse a folder that has a part of a model of pictures alone, or one file of it, with the way out."""
+    if (folder / "model_index.json").is_file():
+        return
+    if (folder / LORA).is_file():
+        raise ValueError(f"{folder}: {LORA} is a LoRA, which changes another model; {LORA_WAY}")
+    if kind := read_class_name(folder / "config.json"):
+        raise ValueError(f"{folder}: {kind} is a part of a model of pictures; {PART_WAY}")
+    files = sorted(folder.glob("*.safetensors"))
+    if len(files) == 1 and not (folder / "config.json").is_file() and has_unet(files[0]):
+        raise ValueError(f"{folder}: {files[0].name} is a whole model of pictures in one file; {FILE_WAY}")
+
+
+def read_class_name(path: Path) -> str | None:
+    """Return the class of diffusers that a part's config.json names; None where it names none."""
+    # Whoever reads it says what is wrong with it.
+    with suppress(OSError, ValueError, AttributeError, RecursionError):
+        found = json.loads(path.read_text(encoding="utf-8")).get("_class_name")
+        return found if isinstance(found, str) else None
+    return None
+
+
+def has_unet(path: Path) -> bool:
+    """Tell whether a file has a UNet's weights by the names that Stable Diffusion's own code gave them."""
+    with suppress(OSError, SafetensorError), safe_open(path, "np") as file:
+        return any(name.startswith("model.diffusion_model.") for name in file.keys())  # noqa: SIM118
+    return False
 
 
 # What wrappers of a model put before the names of its weights, and who they are.

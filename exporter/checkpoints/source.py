@@ -169,10 +169,11 @@ def resolve_source(model: str | Path | Source) -> Source:
         return Source("demo", argument, find_demo(argument))
     folder = Path(model).expanduser()
     if folder.is_dir():
-        from ...models.refusals import refuse_adapter
+        from ...models.refusals import refuse_adapter, refuse_picture_parts
 
         with raise_checkpoint_errors():
             refuse_adapter(folder)
+            refuse_picture_parts(folder)
         if (folder / "manifest.json").is_file():
             raise SourceError(f"{folder} is a bundle already; give the checkpoint that it was exported from")
         if not any((folder / name).is_file() for name in DESCRIPTIONS):
