@@ -60,6 +60,12 @@ class Picture:
         return file.getvalue()
 
 
+def can_write(path: Path) -> bool:
+    """Tell whether a file's name ends as a format that pictures are written in; needs Pillow."""
+    pillow = import_pillow()
+    return pillow.registered_extensions().get(path.suffix.lower()) in pillow.SAVE
+
+
 def import_pillow() -> Any:
     """Return Pillow's module of images, or say how to install it."""
     try:

@@ -55,6 +55,7 @@ def test_several_pictures(picture_bundle: Path, tmp_path: Path) -> None:
     [
         (("run", "one"), "add -o FILE.png"),
         (("run", "one", "-o", "nowhere/x.png"), "the folder nowhere does not exist"),
+        (("run", "one", "-o", "x.foo"), "ends with .png, .jpg or .webp"),
         (("run", "one", "-o", "x.png", "--height", "30"), "height=30 is not a multiple of 4"),
         (("run", "one", "-o", "x.png", "--temperature", "1"), "--temperature cannot be used with"),
         (("run", "one", "-o", "x.png", "--task", "embed"), "this bundle makes pictures"),

@@ -36,10 +36,14 @@ def draw(
         as_json: print JSON lines with file, prompt and seed.
         stages: shows the steps.
     """
+    from ...images.pictures import can_write
+
     if output is None:
         raise InputError("pictures are written to files: add -o FILE.png")
     if not output.parent.is_dir():
         raise InputError(f"-o {output}: the folder {output.parent} does not exist")
+    if not can_write(output):
+        raise InputError(f"-o {output}: the name of a picture's file ends with .png, .jpg or .webp")
     prompts = list(read_prompts(source))
 
     def show(step: Step) -> None:
