@@ -7,7 +7,6 @@ loaded for it.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -15,6 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError, safe_open
+
+from .folder import read_json
 
 Json = Mapping[str, Any]
 
@@ -121,8 +122,6 @@ def refuse_adapter(folder: Path) -> None:
     path = folder / "adapter_config.json"
     if not path.is_file():
         return
-    from .folder import read_json  # loads torch
-
     settings = read_json(path)
     base = settings.get("base_model_name_or_path") or "its base model"
     name = PEFT_CLASSES.get(str(settings.get("task_type")), "AutoPeftModel")
@@ -158,12 +157,10 @@ def refuse_picture_parts(folder: Path) -> None:
         raise ValueError(f"{folder}: {files[0].name} is a whole model of pictures in one file; {FILE_WAY}")
 
 
-def read_class_name(path: Path) -> str | None:
+def read_class_name(path: Path) -> object:
     """Return the class of diffusers that a part's config.json names; None where it names none."""
-    # Whoever reads it says what is wrong with it.
-    with suppress(OSError, ValueError, AttributeError, RecursionError):
-        found = json.loads(path.read_text(encoding="utf-8")).get("_class_name")
-        return found if isinstance(found, str) else None
+    with suppress(ValueError):  # whoever reads it says what is wrong with it
+        return read_json(path).get("_class_name")
     return None
 
 

@@ -25,7 +25,8 @@ def read(path: Path) -> npt.NDArray[np.uint8]:
 
 
 def test_a_picture_of_a_text_and_one_of_that(picture_bundle: Path, tmp_path: Path) -> None:
-    first, second = tmp_path / "one.png", tmp_path / "two.png"
+    first = tmp_path / "one.png"
+    second = tmp_path / "two.png"
     done = planforge("run", picture_bundle, "a red one", "-o", first, *FEW)
     assert done.stdout == f"{first}\n"
     assert "making pictures" in done.stderr
@@ -99,6 +100,7 @@ def test_bench_counts_steps_and_pictures(picture_bundle: Path, tmp_path: Path) -
         "bench", picture_bundle, *settings, "-o", tmp_path / "x.json", "--plot", tmp_path / "x.png"
     )
     assert done.returncode == 0, done.stderr
+    assert "left out" not in done.stderr  # of its own prompt
     assert "2 steps, batch 2, on ort-cpu" in done.stdout
     assert "s/step" in done.stdout and "s/picture" in done.stdout and "tokens" not in done.stdout
     (case,) = json.loads((tmp_path / "x.json").read_text(encoding="utf-8"))["cases"]

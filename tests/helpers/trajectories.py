@@ -69,13 +69,12 @@ def draw_start() -> npt.NDArray[np.uint8]:
 
 @cache
 def load_diffusers(checkpoint: Path, kind: str, dtype: str) -> Any:
-    """Return diffusers' pipeline, with the settings of its scheduler as `own`."""
+    """Return diffusers' pipeline of a checkpoint."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # diffusers tells of its own deprecations
         pipeline: Any = getattr(diffusers, kind).from_pretrained(
             checkpoint, torch_dtype=getattr(torch, dtype)
         )
-    pipeline.own = dict(pipeline.scheduler.config)
     return pipeline
 
 
@@ -84,7 +83,7 @@ def run_diffusers(checkpoint: Path, way: Way, dtype: str, monkeypatch: pytest.Mo
     draw = torch.randn
 
     def draw_single(*shape: Any, dtype: Any = None, **options: Any) -> torch.Tensor:
-        """What is drawn in float64 are other numbers."""
+        """Draw in float32, as float64 has other numbers."""
         return draw(*shape, dtype=torch.float32, **options).to(dtype or torch.float32)
 
     pipeline = load_diffusers(checkpoint, way.kinds[way.strength is not None], dtype)
@@ -103,7 +102,10 @@ def run_diffusers(checkpoint: Path, way: Way, dtype: str, monkeypatch: pytest.Mo
         warnings.simplefilter("ignore")  # it hands tensors to np.array
         patch.setattr(torch, "randn", draw_single)
         found = getattr(diffusers, scheduler.class_name)
-        parts = {**pipeline.components, "scheduler": found.from_config(pipeline.own, **scheduler.forced)}
+        parts = {
+            **pipeline.components,
+            "scheduler": found.from_config(pipeline.scheduler.config, **scheduler.forced),
+        }
         # A new pipeline, as its constructor mends settings of its scheduler.
         own = type(pipeline)(**parts, requires_safety_checker=False)
         own.set_progress_bar_config(disable=True)

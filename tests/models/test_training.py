@@ -99,21 +99,18 @@ def llama_losses(theirs: Any, ours: Llama) -> Losses:
     return loss, next_token_loss(ours(IDS)[0], IDS)
 
 
+LLAMA: dict[str, Any] = {
+    **{"vocab_size": V, "hidden_size": 32, "intermediate_size": 48},
+    **{"num_attention_heads": 4, "num_key_value_heads": 2},
+}
+
+
 def make_llama(rate: float) -> Any:
     """Its attention drops, and nothing else; two heads of queries share one of keys."""
     transformers.set_seed(0)
-    settings: dict[str, Any] = dict(
-        vocab_size=V,
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        initializer_range=0.3,
-        attention_dropout=rate,
-        attn_implementation="eager",
-    )
-    return transformers.LlamaForCausalLM(transformers.LlamaConfig(**settings))
+    settings: dict[str, Any] = {"initializer_range": 0.3, "attn_implementation": "eager"}
+    config = transformers.LlamaConfig(**LLAMA, **settings, num_hidden_layers=2, attention_dropout=rate)
+    return transformers.LlamaForCausalLM(config)
 
 
 CASES: dict[str, tuple[Callable[[float], Any], Make]] = {
@@ -246,7 +243,8 @@ def test_the_loss_of_answers_leaves_out_what_was_cut(tmp_path: Path) -> None:
     """transformers clamps a place outside the text to T, and ignores it."""
     reference: Any = random_bert("BertForQuestionAnswering")
     ours = load_trained(reference, tmp_path)
-    first, last = torch.tensor([2, 40, 5]), torch.tensor([4, 41, 5])
+    first = torch.tensor([2, 40, 5])
+    last = torch.tensor([4, 41, 5])
     wanted = reference(IDS, start_positions=first, end_positions=last).loss
     cut = [place.masked_fill(place >= 12, IGNORED) for place in (first, last)]
     torch.testing.assert_close(span_loss(ours(IDS)["question_answering"], *cut), wanted, rtol=0, atol=LIMIT)
@@ -319,18 +317,8 @@ def test_the_papers_rate_peaks_after_its_warm_up() -> None:
 
 
 def test_matrices_alone_decay() -> None:
-    config = LlamaConfig(
-        vocab_size=V,
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=1,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=8,
-        qkv_bias=True,
-        tie_word_embeddings=True,
-    )
-    model = Llama(config)
+    options: dict[str, Any] = {"head_dim": 8, "qkv_bias": True, "tie_word_embeddings": True}
+    model = Llama(LlamaConfig(**LLAMA, **options, num_hidden_layers=1))
     model.norm.requires_grad_(False)
     decayed, others = make_adamw(model, decay=0.1).param_groups
     assert (decayed["weight_decay"], others["weight_decay"]) == (0.1, 0.0)

@@ -193,11 +193,16 @@ class Drawing(Subject):
     def count_prompt(self) -> int:
         return self.prompt
 
+    def text(self, number: int) -> str:
+        inside = self.prompt - 2  # between the start and the end token
+        return make_passage(lambda text: len(self.model.tokenizer.encode(text)), inside, number)
+
     def round(self, number: int) -> dict[str, Any]:
         known: list[float] = []
+        text = self.text(number)
         started = time.perf_counter()
         self.model.generate(
-            TEXT,
+            text,
             num_images=self.batch,
             seed=number,
             on_step=lambda _: known.append(time.perf_counter()),

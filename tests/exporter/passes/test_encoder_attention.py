@@ -14,7 +14,10 @@ from planforge.exporter.passes.encoder_attention import OPSET, fuse_attention
 
 from ...helpers.graphs import nodes, normal, parse_graph, run_graph
 
-B, T, H, D = 2, 5, 3, 8
+B = 2
+T = 5
+H = 3
+D = 8
 E = H * D
 SPLIT = f"""
     heads = Constant <value = int64[4] {{0, 0, {H}, {D}}}> ()

@@ -32,7 +32,8 @@ def make_model(weight: np.ndarray[Any, Any], bias: np.ndarray[Any, Any], **optio
     conv = ir.node("Conv", [x, *constants], {**usual, **options}, name="conv")
     conv.metadata_props["module"] = "conv"
     y = conv.outputs[0]
-    y.name, y.type = "y", ir.TensorType(ir.DataType.FLOAT)
+    y.name = "y"
+    y.type = ir.TensorType(ir.DataType.FLOAT)
     y.shape = ir.Shape(["N", K, "H", "W"])
     graph = ir.Graph([x], [y], nodes=[conv], initializers=constants, opset_imports={"": 20}, name="g")
     return ir.Model(graph, ir_version=10)
@@ -75,7 +76,7 @@ def test_results_are_those_of_a_convolution(size: tuple[int, int], parameters: A
 def test_every_value_has_the_shape_that_the_graph_tells(
     size: tuple[int, int], parameters: Any, tmp_path: Path
 ) -> None:
-    """What ONNX Runtime is not told makes opening a graph slow; what it is told wrongly it warns of."""
+    """A size that is not told makes ONNX Runtime open the graph slowly; of a wrong one it warns."""
     model = make_model(*parameters)
     multiply_in_winograds_domain(model)
     values = [value for node in model.graph for value in node.outputs]

@@ -40,8 +40,10 @@ def perturb_point(model: ir.Model) -> None:
 
 def exchange_points(model: ir.Model) -> None:
     """Two products read each other's kernels."""
-    first, second = find_constant(model, 0, 1), find_constant(model, 1, 0)
-    ((one, place),), ((other, _),) = first.uses(), second.uses()
+    first = find_constant(model, 0, 1)
+    second = find_constant(model, 1, 0)
+    ((one, place),) = first.uses()
+    ((other, _),) = second.uses()
     one.replace_input_with(place, second)
     other.replace_input_with(place, first)
 
@@ -54,7 +56,8 @@ def change_sign(index: int) -> Plant:
         wrong = ir.node("Add", list(node.inputs), name=f"{node.name}/wrong")
         wrong.metadata_props.update(node.metadata_props)
         (result,) = wrong.outputs
-        result.type, result.shape = node.outputs[0].type, node.outputs[0].shape
+        result.type = node.outputs[0].type
+        result.shape = node.outputs[0].shape
         model.graph.insert_before(node, wrong)
         ir.convenience.replace_all_uses_with(node.outputs[0], result)
         name = node.outputs[0].name
