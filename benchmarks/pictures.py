@@ -14,8 +14,17 @@ import json
 import statistics
 import subprocess
 import sys
+import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+
+import numpy as np
+
+from planforge.runtime.images.denoise import denoise, predict
+from planforge.runtime.images.noise import Float32, Generator
+from planforge.runtime.images.scheduler_config import SchedulerConfig
+from planforge.runtime.images.schedulers import SCHEDULERS, make_scheduler
 
 from .common import write_result
 from .picture_systems import SYSTEMS
@@ -77,12 +86,22 @@ def prepare(work: Path, pythons: dict[str, Path], size: int) -> dict[str, dict[s
     return orders
 
 
+def read_files(folder: Path) -> None:
+    """Read all files of a folder, so that the system has them in memory: no start is slower for its disk."""
+    for path in folder.rglob("*"):
+        if path.is_file():
+            with path.open("rb") as file:
+                while file.read(2**24):
+                    pass
+
+
 def measure(work: Path, pythons: dict[str, Path], size: int, rounds: int) -> dict[str, Any]:
     """Return the median seconds of a step, warm, of systems that take turns, and those to the first step."""
     orders = prepare(work, pythons, size)
     starts: dict[str, list[float]] = {name: [] for name in orders}
     for _ in range(3):
         for name, order in orders.items():
+            read_files(Path(order["model"] if name != "diffusers" else order["checkpoint"]))
             child = Child(pythons[name], name, order)
             starts[name].append(child.facts["start_s"])
             child.close()
@@ -115,6 +134,31 @@ def measure(work: Path, pythons: dict[str, Path], size: int, rounds: int) -> dic
     }
 
 
+def measure_loops(size: int, steps: int = 20, rounds: int = 50) -> dict[str, float]:
+    """Return for each scheduler the median microseconds of a step without the UNet, with guidance."""
+    unet: Any = SimpleNamespace(run=lambda given: {"noise": given["sample"]})
+    defaults: Any = SimpleNamespace(guidance_features=None)
+    text = np.zeros((2, 1, 1), np.float32)
+    found = {}
+    for name in SCHEDULERS:
+        times = []
+        for number in range(rounds):
+            scheduler = make_scheduler(
+                SchedulerConfig("PNDMScheduler", {"skip_prk_steps": True}), steps, name
+            )
+            generator = Generator(number)
+            latents = scheduler.begin(generator.normal((1, 4, size // 8, size // 8)))
+
+            def ask(sample: Float32, timestep: float) -> Float32:
+                return predict(unet, defaults, sample, timestep, text, 7.5)
+
+            started = time.perf_counter()
+            count = len(list(denoise(scheduler, latents, ask, generator.normal)))
+            times.append((time.perf_counter() - started) / count)
+        found[name] = round(statistics.median(times) * 1e6, 1)
+    return found
+
+
 def main() -> None:
     """Measure, and keep the result."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
@@ -126,8 +170,10 @@ def main() -> None:
     arguments = parser.parse_args()
     names = arguments.systems.split(",")
     pythons = {name: Path(sys.executable) if name == "planforge" else arguments.peers for name in names}
+    loops = measure_loops(arguments.size)
     found = measure(arguments.work.resolve(), pythons, arguments.size, arguments.rounds)
-    write_result("pictures", {"size": arguments.size, "rows": 2, "threads": 2, "systems": found})
+    result = {"size": arguments.size, "rows": 2, "threads": 2, "systems": found}
+    write_result("pictures", result | {"step_without_unet_us": loops})
 
 
 if __name__ == "__main__":

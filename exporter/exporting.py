@@ -1,4 +1,4 @@
-"""Exports a checkpoint, or imports a folder that optimum wrote: to ONNX, plans and a verified bundle."""
+"""Exports a checkpoint, or imports graphs that others traced: to ONNX, plans and a verified bundle."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from ..runtime.apps.stage_progress import BYTES, StageCounter
+from ..runtime.bundle.artifact import DENSE
 from ..runtime.bundle.bundle import Bundle
 from ..runtime.bundle.manifest import Artifact, Manifest, Plan
 from ..runtime.errors import InputError
@@ -23,9 +26,10 @@ from .calibration.calibration import Calibration, calibrate
 from .calibration.convert import write_graphs
 from .calibration.prompts import read_prompts
 from .checkpoints.checkpoint import Checkpoint
-from .checkpoints.source import Source, resolve_source
+from .checkpoints.source import Source, merge_into, resolve_source
 from .errors import BuildError
 from .graphs import attach_weights, begin_manifest, check_engine, list_tensors, plan_artifacts
+from .imported.architectures import has_reference_model
 from .imported.candidates import (
     check_import,
     only_shared_buffers_failed,
@@ -33,7 +37,8 @@ from .imported.candidates import (
     refuse_damaged_graphs,
 )
 from .imported.checkpoint import ImportedCheckpoint
-from .imported.optimum import export_with_optimum, has_reference_model, refuse_unknown_type
+from .imported.optimum import export_with_optimum
+from .imported.transformers_export import export_with_transformers
 from .linting.lint import lint
 from .memory import give_back_memory
 from .options import Request, parse_request
@@ -42,6 +47,7 @@ from .reference_model import OnnxGraphs, load_our_model, load_reference, offload
 from .resources import announce_need
 from .targets import find_target
 from .tasks.explanation import ExplanationCase
+from .tasks.gaps import list_first_texts
 from .tasks.registry import TASKS
 from .tasks.verifier import Verifier, open_verifier
 from .tensorrt.choices import warn_of_left_out
@@ -57,6 +63,7 @@ if TYPE_CHECKING:
     import onnx_ir as ir
     from typing_extensions import Unpack
 
+    from ..runtime.apps.check.case import CaseSet
     from .options import ExportOptions
     from .reference_model import ReferenceModel
     from .tracing.recipes import Recipe
@@ -65,7 +72,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("planforge")
 
-EXPORTERS = ("auto", "planforge", "optimum")
+EXPORTERS = ("auto", "planforge", "transformers", "optimum")
 ADVICE = (
     "int8 and int4 run in attention over shared buffers, which may not be the model's; fp32 and fp16 do"
     " without"
@@ -92,6 +99,7 @@ def export(
     output: str | Path,
     *,
     outputs: Sequence[str] = (),
+    adapter: str | Path | None = None,
     exporter: str = "auto",
     optimum_python: str | None = None,
     progress: Progress = lambda _: None,
@@ -104,7 +112,9 @@ def export(
         output: the bundle's folder; must not exist unless `force`.
         outputs: of an encoder "hidden_states" (of all layers), "hidden_states.3" (one, 0 being the
             embeddings), "pooler_output"; of an encoder-decoder "cross_attentions".
-        exporter: "planforge", "optimum", or "auto": optimum for what has no reference model here.
+        adapter: a folder that peft wrote (LoRA, rsLoRA, DoRA or IA3), to merge into the weights.
+        exporter: "planforge", "transformers", "optimum", or "auto": "transformers", which traces its own
+            models, for what has no reference model here.
         optimum_python: the python of an environment that has optimum-onnx; by default this one.
         progress: called with a line as stages begin and go on; some are a `CountedLine`.
         **options: see `ExportOptions`.
@@ -114,27 +124,52 @@ def export(
     """
     request = parse_request(output, options)
     source = resolve_source(model)
-    if choose_exporter(exporter, source.folder, outputs) == "planforge":
-        checkpoint = Checkpoint(source, request.max_batch, request.max_length, tuple(outputs))
+    if source.quantized_by:
+        progress(source.note)
+        request = keep_codes_by_default(request, source, options.get("precision"))
+    if adapter is not None:
+        progress("merging the adapter")
+        source = merge_into(source, adapter)
+        if request.verify:
+            from .imported.adapter_check import compare_with_peft
+
+            compare_with_peft(source)
+    exporter = choose_exporter(exporter, source.folder, outputs)
+    if exporter == "planforge":
+        checkpoint = Checkpoint(
+            source, request.max_batch, request.max_length, tuple(outputs), request.extrapolate
+        )
         return write_bundle([checkpoint], request, progress)
     check_import(request)
-    with tempfile.TemporaryDirectory(prefix="planforge-optimum-") as folder:
+    with tempfile.TemporaryDirectory(prefix="planforge-graphs-") as folder:
         graphs = Path(folder, "graphs")
-        export_with_optimum(source.folder, graphs, optimum_python, progress)
+        if exporter == "optimum":
+            export_with_optimum(source.folder, graphs, optimum_python, progress)
+        else:
+            export_with_transformers(source.folder, graphs, progress)
         return import_graphs(graphs, source, request, progress)
 
 
+def keep_codes_by_default(request: Request, source: Source, named: Sequence[str] | None) -> Request:
+    """Return a request that keeps codes of weights that others quantized, where a user names no precision."""
+    if named is not None or not source.kept_bits:
+        return request
+    kept = f"int{source.kept_bits}"
+    precisions = tuple(kept if name == "fp32" else name for name in request.precisions)
+    return dataclasses.replace(request, precisions=precisions)
+
+
 def choose_exporter(exporter: str, folder: Path, outputs: Sequence[str]) -> str:
-    """Return "planforge" or "optimum"; refuse an unknown exporter, and outputs that optimum cannot add."""
+    """Return the exporter that "auto" stands for; refuse an unknown one, and outputs that it cannot add."""
     if exporter not in EXPORTERS:
         hint = did_you_mean(exporter, EXPORTERS)
         raise InputError(f"exporter {exporter!r} is not one of {', '.join(EXPORTERS)}{hint}")
     if exporter == "auto":
-        exporter = "planforge" if has_reference_model(folder) else "optimum"
-        if exporter == "optimum":
-            refuse_unknown_type(folder)
-    if exporter == "optimum" and outputs:
-        raise InputError(f"outputs {list(outputs)}: optimum cannot add outputs to a graph; leave outputs out")
+        exporter = "planforge" if has_reference_model(folder) else "transformers"
+    if exporter != "planforge" and outputs:
+        raise InputError(
+            f"outputs {list(outputs)}: {exporter} cannot add outputs to a graph; leave outputs out"
+        )
     return exporter
 
 
@@ -192,7 +227,7 @@ def write_bundle(candidates: Iterable[Checkpoint], request: Request, progress: P
             announce_need(checkpoint, artifacts, request, progress)
         with open_staging_folder(request.output) as staging:
             manifest = begin_manifest(checkpoint, artifacts, staging, request.output)
-            if request.verify:
+            if request.verify and not checkpoint.traits.has_word_vectors:
                 progress("comparing how texts are read")
                 manifest = add_golden_texts(staging, manifest, checkpoint)
 
@@ -204,11 +239,13 @@ def write_bundle(candidates: Iterable[Checkpoint], request: Request, progress: P
                 verifier = None
                 if model is not None and request.needs_reference:
                     verifier = compute_answers(Bundle(staging, manifest), model, texts, request, progress)
+                    manifest = note_ranges(manifest, verifier.expected)
                 graphs = collect_graphs(checkpoint, recipes, trace, model, progress)
 
             calibration = Calibration()
             if model is not None and verifier is not None:
-                calibration = calibrate(verifier, model, graphs, progress, request.quantizer)
+                kept = checkpoint.read_codes() if checkpoint.source.kept_bits else {}
+                calibration = calibrate(verifier, model, graphs, progress, request.quantizer, kept)
                 offload_weights(model)  # only its weights are read, while they are written
                 give_back_memory()
             manifest = stage_graphs(staging, manifest, graphs, calibration, progress)
@@ -273,6 +310,18 @@ def compute_answers(
     alone = TASKS[bundle.manifest.task].calibrates_by
     files = bundle.manifest.source["sha256"]
     return open_verifier(bundle, model, texts, progress, level=request.level or alone, checkpoint=files)
+
+
+def note_ranges(manifest: Manifest, expected: CaseSet) -> Manifest:
+    """Return the manifest with the ranges of the numbers of real texts' vectors, where the model has such."""
+    known = expected.answers.get(DENSE, {})
+    texts = {*list_first_texts(expected), *expected.list_texts("ranking")} & known.keys()
+    if manifest.encoder is None or not texts:
+        return manifest
+    vectors = np.stack([known[text].values[0] for text in sorted(texts)])
+    sides = tuple(tuple(map(float, side)) for side in (vectors.min(0), vectors.max(0)))
+    roles = dataclasses.replace(manifest.encoder.roles, ranges=sides)
+    return dataclasses.replace(manifest, encoder=dataclasses.replace(manifest.encoder, roles=roles))
 
 
 def collect_graphs(

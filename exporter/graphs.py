@@ -152,6 +152,8 @@ def begin_manifest(
         encoder=checkpoint.encoder,
         images=checkpoint.images,
         likeness=checkpoint.likeness,
+        words=checkpoint.words,
+        retrieval=checkpoint.retrieval,
         tokenizer={
             "files": [written[data] for data in checkpoint.tokenizer_files.values()],
             "kind": checkpoint.tokenizer_kind,
@@ -241,7 +243,10 @@ def check_precision(
             )
         why = f"its {graph} is exported as {', '.join(recipe.id for recipe in same)} only"
         way = f"add the target {'portable' if 'portable' in kind.dialects else 'cpu'}"
-        if kind.dialects == ("ort",) and f"{graph}.ort" not in checkpoint.recipes:
+        if any(recipe.keeps_state for recipe in recipes):
+            why += ", as a recurrent model's are"
+            way = "export fp32 or fp16"
+        elif kind.dialects == ("ort",) and f"{graph}.ort" not in checkpoint.recipes:
             heads = "its head size is not a multiple of 8, which ONNX Runtime's GroupQueryAttention needs"
             why += f", because {checkpoint.unshared or heads}"
             way = "export fp32"
@@ -283,4 +288,4 @@ def cast_caches(specs: Sequence[TensorSpec], dtype: str) -> tuple[TensorSpec, ..
 
 
 def is_cache(spec: TensorSpec) -> bool:
-    return spec.role.startswith(("past.", "present.", "cross."))
+    return spec.role.startswith(("past.", "present.", "cross.", "state.", "next_state."))

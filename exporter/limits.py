@@ -21,6 +21,7 @@ TABLE = {
     "mean_kl": (1e-8, 1e-3, 0.005, 0.1),  # KL is in nats
     "cosine_gap": (1e-8, 1e-3, 0.01, 0.1),
     "mean_cosine_gap": (1e-8, 1e-3, 0.001, 0.01),
+    "rank_changes": (0.005, 0.02, 0.05, 0.15),
     "rms_error": (1e-4, 0.01, 0.05, 0.2),
     "path_error": (1e-4, 0.05, 0.2, 0.5),
     "text_kl": (1e-8, 1e-3, 0.005, 0.1),

@@ -56,12 +56,15 @@ def give_back_mapped_pages() -> None:
         give_back_storages(storages)
 
 
-def give_back_map(owner: mmap.mmap) -> None:
-    """Give back the pages of a mapping that cannot have been written to."""
+def give_back_map(owner: mmap.mmap, begin: int = 0, end: int | None = None) -> None:
+    """Give back the pages of a mapping, from the one of byte `begin` on, that cannot have been written to."""
+    if sys.platform != "linux":
+        return
+    begin -= begin % mmap.PAGESIZE
     # It may be closed by now, and cannot be while it is viewed.
     with contextlib.suppress(ValueError, OSError), memoryview(owner) as view:
         if view.readonly:
-            owner.madvise(mmap.MADV_DONTNEED)
+            owner.madvise(mmap.MADV_DONTNEED, begin, (len(view) if end is None else end) - begin)
 
 
 def find_fixed_storage(tensor: Any) -> Any:

@@ -47,6 +47,8 @@ class ExportOptions(TypedDict, total=False):
         profiling: what plans keep of their layers: "layer_names_only", the default, "none" or "detailed".
         max_batch: the largest batch of plans and of a step; by default 8 for a decoder, 32 for an encoder.
         max_length: context in tokens; by default the model's, up to 4,096, or sentence-transformers' own.
+        extrapolate: let max_length be beyond the model's context, and compute positions there, of sines or
+            rotary ones; the model has not learned from such texts.
         verify: compare every graph with PyTorch, and keep nothing if one differs: "quick", a smoke test;
             "standard", or True, the default, what the model's size allows; "full", every case; False compares
             nothing.
@@ -66,6 +68,7 @@ class ExportOptions(TypedDict, total=False):
     profiling: str | None
     max_batch: int | None
     max_length: int | None
+    extrapolate: bool
     verify: bool | str
     force: bool
     prompts: str | Path | None
@@ -84,6 +87,7 @@ class Request:
     plans: Options = USUAL  # how plans are built
     max_batch: int | None = None
     max_length: int | None = None
+    extrapolate: bool = False
     prompts: str | Path | None = None
     quantizer: str = "gptq"
     accept: Mapping[str, float] = field(default_factory=dict)
@@ -128,6 +132,7 @@ def parse_request(output: str | Path, options: ExportOptions) -> Request:
         ),
         max_batch=options.get("max_batch"),
         max_length=options.get("max_length"),
+        extrapolate=options.get("extrapolate", False),
         prompts=options.get("prompts"),
         quantizer=options.get("quantizer", "gptq"),
         accept=dict(options.get("accept") or {}),

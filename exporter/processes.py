@@ -12,7 +12,7 @@ from contextvars import ContextVar
 from types import FrameType
 from typing import Any, TypeVar
 
-from ..runtime.apps.signals import ENDING, Terminated
+from ..runtime.apps.signals import ENDING, Terminated, received
 
 T = TypeVar("T")
 
@@ -82,16 +82,14 @@ def end_children_on_signals() -> Iterator[None]:
         return
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, *ENDING)}
 
-    raised: list[BaseException] = []
-
     def end(number: int, frame: FrameType | None) -> None:
         del frame
         _ending.set()
         kill_running(_children)
-        if is_handling(raised):
+        if is_handling(received):
             return
-        raised.append(KeyboardInterrupt() if number == signal.SIGINT else Terminated(number))
-        raise raised[-1]
+        received.append(KeyboardInterrupt() if number == signal.SIGINT else Terminated(number))
+        raise received[-1]
 
     for number, handler in before.items():
         if handler in (signal.SIG_DFL, signal.default_int_handler):
@@ -100,6 +98,7 @@ def end_children_on_signals() -> Iterator[None]:
         yield
     finally:
         _ending.clear()
+        received.clear()
         for number, handler in before.items():
             if handler is not None:  # None: set by no Python code, so Python cannot set it again
                 signal.signal(number, handler)

@@ -19,6 +19,9 @@ class TaskTraits:
         encodes: whether a text is read as a whole, and nothing is written.
         makes_images: whether a text becomes a picture.
         compares_images: whether texts and pictures become vectors that are alike.
+        has_word_vectors: whether it has vectors of words, and reads no texts.
+        reads_neighbours: whether it reads neighbours of its text, whose chunks end at the same places in all
+            rows of a batch: none is padded.
     """
 
     name: str
@@ -29,6 +32,8 @@ class TaskTraits:
     encodes: bool = False
     makes_images: bool = False
     compares_images: bool = False
+    has_word_vectors: bool = False
+    reads_neighbours: bool = False
 
 
 GENERATION = TaskTraits("text-generation", "AutoModelForCausalLM", 2, continues_texts=True)
@@ -36,6 +41,8 @@ ENCODING = TaskTraits("text-encoding", "AutoModel", 8, encodes=True)
 TRANSLATION = TaskTraits("translation", "AutoModelForSeq2SeqLM", 4, has_sources=True)
 PICTURES = TaskTraits("image-generation", "", 2, makes_images=True)
 LIKENESS = TaskTraits("image-text-encoding", "AutoModel", 2, compares_images=True)
+WORDS = TaskTraits("word-vectors", "", 2, has_word_vectors=True)
+RETRIEVAL = TaskTraits("retrieval-generation", "", 2, continues_texts=True, reads_neighbours=True)
 # How the classes of transformers end that have a head, by the head.
 CLASS_ENDS = {
     "masked_lm": "ForMaskedLM",
@@ -43,4 +50,5 @@ CLASS_ENDS = {
     "token_classification": "ForTokenClassification",
     "question_answering": "ForQuestionAnswering",
 }
-TRAITS = {traits.name: traits for traits in (GENERATION, ENCODING, TRANSLATION, PICTURES, LIKENESS)}
+ALL = (GENERATION, ENCODING, TRANSLATION, PICTURES, LIKENESS, WORDS, RETRIEVAL)
+TRAITS = {traits.name: traits for traits in ALL}

@@ -9,22 +9,29 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from .attention import AttentionCache, DynamicCache, KeyValue, PaddedAttention, SourceAttention
     from .bert import Bert, BertConfig
+    from .causal_encoder import CausalEncoder, CausalEncoderConfig
     from .checkpoint import load_model
     from .clip import Clip, ClipConfig
     from .encoder import Encoder, EncoderConfig
     from .gpt2 import GPT2, GPT2Config
     from .llama import Llama, LlamaConfig
     from .modernbert import ModernBert, ModernBertConfig
+    from .recurrent import Recurrent, RecurrentConfig
+    from .retro import Retro
+    from .retro_config import RetroConfig
     from .saving import save_model
     from .sentence import DenseConfig, LayerNormConfig, NormalizeConfig, SentenceConfig
     from .stable_diffusion import StableDiffusion, StableDiffusionConfig
     from .transformer import Transformer, TransformerConfig
+    from .word_vectors import WordVectors, WordVectorsConfig, save_word_vectors
 
 __all__ = [
     "GPT2",
     "AttentionCache",
     "Bert",
     "BertConfig",
+    "CausalEncoder",
+    "CausalEncoderConfig",
     "Clip",
     "ClipConfig",
     "DenseConfig",
@@ -40,20 +47,29 @@ __all__ = [
     "ModernBertConfig",
     "NormalizeConfig",
     "PaddedAttention",
+    "Recurrent",
+    "RecurrentConfig",
+    "Retro",
+    "RetroConfig",
     "SentenceConfig",
     "SourceAttention",
     "StableDiffusion",
     "StableDiffusionConfig",
     "Transformer",
     "TransformerConfig",
+    "WordVectors",
+    "WordVectorsConfig",
     "load_model",
     "save_model",
+    "save_word_vectors",
 ]
 
 _HOME = {
     "AttentionCache": ".attention",
     "Bert": ".bert",
     "BertConfig": ".bert",
+    "CausalEncoder": ".causal_encoder",
+    "CausalEncoderConfig": ".causal_encoder",
     "Clip": ".clip",
     "ClipConfig": ".clip",
     "DenseConfig": ".sentence",
@@ -70,14 +86,21 @@ _HOME = {
     "ModernBertConfig": ".modernbert",
     "NormalizeConfig": ".sentence",
     "PaddedAttention": ".attention",
+    "Recurrent": ".recurrent",
+    "RecurrentConfig": ".recurrent",
+    "Retro": ".retro",
+    "RetroConfig": ".retro_config",
     "SentenceConfig": ".sentence",
     "SourceAttention": ".attention",
     "StableDiffusion": ".stable_diffusion",
     "StableDiffusionConfig": ".stable_diffusion",
     "Transformer": ".transformer",
     "TransformerConfig": ".transformer",
+    "WordVectors": ".word_vectors",
+    "WordVectorsConfig": ".word_vectors",
     "load_model": ".checkpoint",
     "save_model": ".saving",
+    "save_word_vectors": ".word_vectors",
 }
 
 

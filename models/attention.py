@@ -5,8 +5,9 @@ size. K is H, or divides it: a group of H / K queries shares one head of keys an
 
 A model computes q, k and v; an `AttentionCache` owns everything around them: positions, mask and
 cached keys and values. `DynamicCache` is the plain PyTorch form for decoders, `PaddedAttention` the one
-for encoders, which cache nothing. A decoder with an encoder looks at the source through `SourceAttention`.
-The exporter swaps in others to write the same model in other ONNX dialects, so no model is written twice.
+for encoders, which cache nothing, `CausalAttention` that of decoders that read whole texts. A decoder
+with an encoder looks at the source through `SourceAttention`. The exporter swaps in others to write the same
+model in other ONNX dialects, so no model is written twice.
 """
 
 from __future__ import annotations
@@ -191,13 +192,26 @@ class PaddedAttention:
         return scaled_dot_product_attention(q, k, v, self.biases[kind.window], kind, self.dropout)
 
 
+class CausalAttention(PaddedAttention):
+    """A decoder's attention over whole texts padded on the right: a token sees itself and those before it."""
+
+    def make_bias(self, window: int | None) -> Tensor:
+        """Return the mask (B, 1, T, T) of padding, later tokens and those before the window."""
+        position = self.count_positions()
+        behind = position.mT - position  # (T, T)
+        visible = behind >= 0
+        if window is not None:
+            visible = visible & (behind < window)
+        return with_own(torch.where(visible, padding_bias(self.attention_mask), MASKED), self.own_bias)
+
+
 class SourceAttention:
     """A decoder's attention over the source: keys and values are computed once, and padding is masked.
 
     K rows of the decoder (beams) that belong to one source look at it as one row of K * T queries.
 
     Args:
-        keys_values: keys and values (B, H, S, D) of each layer.
+        keys_values: keys and values (B, H, S, D) of each layer, or one pair for all.
         attention_mask: (B, S), 1 where a source token counts and 0 where it is padding.
         bias: a mask of the caller's own, added to the scores (B, H, K * T, S) or broadcast to them.
 
@@ -217,9 +231,13 @@ class SourceAttention:
         """Return rows (B * K, T, E) as (B, K * T, E)."""
         return x.reshape(self.keys_values[0][0].shape[0], -1, x.shape[-1])
 
+    def pair(self, layer: int) -> KeyValue:
+        """Return the keys and values that a layer sees."""
+        return self.keys_values[layer % len(self.keys_values)]
+
     def attend(self, layer: int, q: Tensor) -> Tensor:
         """Return the attention of q (B, H, K * T, D) over the source, of the same shape."""
-        k, v = self.keys_values[layer]
+        k, v = self.pair(layer)
         self.weights[layer] = attention_weights(q, k, self.bias, dropout=self.dropout)
         return torch.matmul(self.weights[layer], v)
 

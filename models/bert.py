@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from .activations import ACTIVATIONS
 from .attention import AttentionCache
-from .config_checks import check_epsilon
-from .encoder import POOLED_HEADS, Encoder, EncoderConfig
+from .config_checks import check_epsilon, check_multiple
+from .encoder import Encoder, EncoderConfig
 
 
 @dataclass(frozen=True)
@@ -29,8 +29,9 @@ class BertConfig(EncoderConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        check_multiple(self, "hidden_size", of="num_attention_heads")
         check_epsilon(self, "layer_norm_eps")
-        if POOLED_HEADS & set(self.heads) and self.pooler is None:
+        if self.pooled_heads and self.pooler is None:
             raise ValueError(f"the heads {list(self.heads)} need a pooler, but the weights have none")
 
 
@@ -136,7 +137,7 @@ class Bert(Encoder):
                 for head in config.heads
             }
         )
-        self.add_sentence()
+        self.add_vectors()
         self.tie_weights()
 
     def tie_weights(self) -> None:
@@ -153,6 +154,6 @@ class Bert(Encoder):
             states.append(layer(states[-1], index, attention))
         return states
 
-    def pool(self, x: Tensor, attention_mask: Tensor) -> Tensor:
+    def pool(self, x: Tensor, attention_mask: Tensor, input_ids: Tensor | None = None) -> Tensor:
         """Return the pooler's vector (B, E) for each text."""
         return self.pooler(x)  # type: ignore[no-any-return]

@@ -60,9 +60,11 @@ ROBERTA = {published: ours for published, ours in BERT.items() if not published.
 # Most files have the first alone. Where both are, and nothing is tied, transformers computes with the second.
 STAND_INS = {"heads.masked_lm.bias": "heads.masked_lm.decoder.bias"}
 BUFFERS = {"embeddings.position_ids", "embeddings.token_type_ids"}
+CHOICE = "ForMultipleChoice"
 CLASSIFIERS = {
     "ForSequenceClassification": "sequence_classification",
     "ForTokenClassification": "token_classification",
+    CHOICE: "sequence_classification",  # of a single label: the logit of one of the choices
 }
 ARCHITECTURE_HEADS = CLASSIFIERS | {
     "ForMaskedLM": "masked_lm",
@@ -99,7 +101,7 @@ def architecture(config_json: Mapping[str, Any]) -> str:
 
 
 def details(config_json: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Any]:
-    """Return the settings that follow from the weights alone: pooler, heads and classes.
+    """Return the settings that follow from class and weights alone: pooler, heads and classes.
 
     Raises:
         ValueError: a head that config.json names is not there, or one that is has no meaning here.
@@ -115,7 +117,7 @@ def details(config_json: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]
             f" {repr(named) if named else 'is missing and'} does not name its task; supported are"
             f" {', '.join(f'Bert{ending}' for ending in CLASSIFIERS)}"
         )
-    found: dict[str, Any] = {"heads": heads}
+    found: dict[str, Any] = {"heads": heads, "chooses": named.endswith(CHOICE)}
     for head in CLASSIFIERS.values():
         if rows := shapes.get(f"heads.{head}.weight"):
             found["num_labels"] = rows[0]

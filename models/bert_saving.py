@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from .bert import Bert, BertConfig
-from .bert_names import ARCHITECTURE_HEADS, BERT, CLASSIFIERS, DISTILBERT, ROBERTA, STAND_INS
+from .bert_names import ARCHITECTURE_HEADS, BERT, CHOICE, CLASSIFIERS, DISTILBERT, ROBERTA, STAND_INS
 
 CLASS_NAMES = {"bert": "Bert", "distilbert": "DistilBert", "roberta": "Roberta"}
 TABLES = {"bert": BERT, "distilbert": DISTILBERT, "roberta": ROBERTA}
@@ -55,6 +55,8 @@ def find_ending(config: BertConfig, model_type: str) -> str:
     heads = config.heads
     if not heads:
         return "Model"
+    if config.chooses:
+        return CHOICE
     if model_type == "bert" and set(heads) == {"masked_lm", "next_sentence"}:
         return "ForPreTraining"
     endings = [ending for ending, head in ARCHITECTURE_HEADS.items() if heads == (head,)]
@@ -66,7 +68,9 @@ def find_ending(config: BertConfig, model_type: str) -> str:
 def publish_bert(model: Bert, model_type: str, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return weights by their published names and in their published form."""
     heads = model.config.heads
-    table = {ours: published for published, ours in list_rows(model_type, heads).items()}
+    table = {
+        ours: published for published, ours in list_rows(model_type, heads, model.config.chooses).items()
+    }
     rows = [(re.compile(match_name(ours)), name_group(published)) for ours, published in table.items()]
     rows.sort(key=lambda row: r"\2" in row[1])  # attention.output is no projection of attention.(\w+)
     prefix = f"{model_type}." if heads else ""
@@ -90,11 +94,11 @@ def publish_bert(model: Bert, model_type: str, weights: Mapping[str, Tensor]) ->
     return found
 
 
-def list_rows(model_type: str, heads: tuple[str, ...]) -> dict[str, str]:
+def list_rows(model_type: str, heads: tuple[str, ...], chooses: bool) -> dict[str, str]:
     """Return the published names and ours that a model with these heads has."""
     rows = dict(TABLES[model_type])
     classifiers = [head for head in CLASSIFIERS.values() if head in heads]
-    if model_type == "roberta" and "sequence_classification" in heads:
+    if model_type == "roberta" and "sequence_classification" in heads and not chooses:
         del rows["pooler.dense"]  # in this class it is the classifier's
         return rows
     rows.pop("classifier.dense", None)

@@ -7,6 +7,7 @@ outside the folder is opened. Problems are ValueErrors that name the file or the
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from .bert_names import architecture
+from .causal_names import find_ending
 from .clip import Clip
 from .config_checks import check_depth
 from .diffusers_folder import is_pipeline, read_pipeline
@@ -22,21 +24,26 @@ from .encoder import Encoder, EncoderConfig
 from .families import FAMILIES, STABLE_DIFFUSION, Description, Family, Model
 from .folder import read_json, read_published_shapes
 from .language_model import LanguageModel
-from .llama import Llama
-from .modernbert import ModernBert
-from .refusals import refuse_adapter, refuse_kind, refuse_picture_parts, refuse_wrapped
+from .recurrent import Recurrent
+from .refusals import refuse_adapter, refuse_kind, refuse_picture_parts, refuse_quantized, refuse_wrapped
+from .retro import Retro
 from .sentence_transformers import SentenceModules, read_modules
 from .stable_diffusion import StableDiffusion
+from .static_files import describe_table
 from .transformer import Transformer
 from .vocabulary import check_vocabulary
 from .weights import Report, leave_out_rotary, read_weights, same_numbers
+from .word_vectors import WordVectors
 
 TASKS: Mapping[type[Any], str] = {
     LanguageModel: "text-generation",
     Encoder: "text-encoding",
     Transformer: "translation",
+    Recurrent: "translation",
+    Retro: "retrieval-generation",
     StableDiffusion: "image-generation",
     Clip: "image-text-encoding",
+    WordVectors: "word-vectors",
 }  # by the class of a family's models
 
 
@@ -54,13 +61,41 @@ def describe(folder: Path) -> Description:
         task = choose_task(family, None)
         return Description(family, task, pipeline.config, pipeline.config_json, folder, pipeline=pipeline)
     modules = read_modules(folder)
-    folder = folder if modules is None else modules.transformer
+    if modules is None:
+        return describe_transformer(folder)
+    return describe_sentences(modules)
+
+
+def describe_sentences(modules: SentenceModules) -> Description:
+    """Read what a sentence-transformers folder's modules name, also those that read queries."""
+    if modules.is_static:
+        config, config_json = describe_table(modules)
+        family = FAMILIES["static"]
+        found = Description(family, TASKS[Encoder], config, config_json, modules.transformer, modules)
+    else:
+        found = describe_transformer(modules.transformer, modules)
+    if modules.query is None:
+        return found
+    query = describe_sentences(modules.query)
+    documents: Any = found.config
+    queries: Any = query.config
+    own, other = documents.list_vectors(), queries.list_vectors()
+    if own != other and not {*own, *other} <= {"sparse_embedding", "token_weights"}:
+        raise ValueError(f"{modules.query.transformer} gives queries {other}, and documents have {own}")
+    return replace(found, config=replace(documents, query=queries), query=query)
+
+
+def describe_transformer(folder: Path, modules: SentenceModules | None = None) -> Description:
+    """Read a transformer's config.json, and the names and shapes of its weights."""
     refuse_adapter(folder)
     config_json = read_json(folder / "config.json")
     refuse_kind(folder, config_json)
-    family = family_of(config_json)
+    refuse_quantized(folder, config_json)
+    family = family_of(config_json, reads_texts=modules is not None)
     if modules is not None and not issubclass(family.config, EncoderConfig):
-        raise ValueError(f"{folder}: a sentence-transformers folder must have an encoder, not {family.name}")
+        raise ValueError(
+            f"{folder}: a sentence-transformers folder must have an encoder or a decoder, not {family.name}"
+        )
     check_class(folder, family, architecture(config_json))
     rename = family.rename(config_json)
     published = read_published_shapes(folder)
@@ -72,7 +107,7 @@ def describe(folder: Path) -> Description:
     }
     try:
         check_depth(config_json)
-        others = {} if modules is None else {"sentence": modules.config}
+        others = {} if modules is None else modules.settings
         config = family.read_config(config_json, shapes, **others)
     except (TypeError, ValueError) as error:
         raise ValueError(f"{folder}: {error}") from error
@@ -87,12 +122,18 @@ def choose_task(family: Family, modules: SentenceModules | None) -> str:
     return next(task for model, task in TASKS.items() if issubclass(family.model, model))
 
 
-def family_of(config: Mapping[str, Any]) -> Family:
-    """Return the family of a config.json, by its model_type."""
+def family_of(config: Mapping[str, Any], reads_texts: bool = False) -> Family:
+    """Return the family of a config.json, by its model_type; of a decoder also by its class.
+
+    `reads_texts` tells that a decoder reads whole texts, whatever its class.
+    """
     model_type = config.get("model_type")
     if not isinstance(model_type, str) or model_type not in FAMILIES:
         raise ValueError(f"model_type {model_type!r} is not supported; supported are {sorted(FAMILIES)}")
-    return FAMILIES[model_type]
+    family = FAMILIES[model_type]
+    if family.with_head is not None and (reads_texts or find_ending(config) is not None):
+        return family.with_head
+    return family
 
 
 def check_class(folder: Path, family: Family, named: str) -> None:
@@ -144,6 +185,8 @@ def load_model(
                 f"{folder}: {alias} differs from {original}, but config.json ties them;"
                 " set tie_word_embeddings to false if the head is its own"
             )
+    for name in description.family.unread:
+        weights.pop(name, None)
     tables = {
         name: weights.pop(name) for name, _ in model.named_buffers(remove_duplicate=False) if name in weights
     }
@@ -157,7 +200,7 @@ def load_model(
 
 def limit_context(model: Model, length: int) -> None:
     """Compute the values that depend on the longest text, for up to `length` tokens."""
-    if isinstance(model, Llama | ModernBert):
+    if isinstance(model, LanguageModel | Encoder | Transformer | Retro):
         model.limit_context(length)
 
 
@@ -176,6 +219,8 @@ def empty_model(description: Description) -> Model:
     with torch.device("meta"), NoNormalValues():
         try:
             model: Model = description.family.model(description.config)
+            if description.query is not None:
+                model.query = empty_model(description.query)
             return model
         except (TypeError, RuntimeError) as error:
             if "verflow" not in str(error):  # of one value, or of a product

@@ -10,6 +10,7 @@ from torch.nn import functional as F
 from torch.utils.hooks import RemovableHandle
 
 from .attention import DynamicCache, PaddedAttention, SourceAttention
+from .recurrent import Recurrent
 
 # By the names of our models' modules: embeddings, and what attention and MLP add to the residual stream.
 DROPPED_OUTPUTS = re.compile(
@@ -17,12 +18,15 @@ DROPPED_OUTPUTS = re.compile(
 )
 # GPT-2 adds words and positions outside a module, so what its first block reads; and what classifiers read.
 DROPPED_INPUTS = re.compile(r"(.+\.)?h\.0|heads\.(sequence|token)_classification")
+# Of recurrent models what a layer reads, and the output, but for states (Zaremba et al., 2014, 1409.2329).
+RECURRENT_INPUTS = re.compile(r"encoder\.\d+|cells\.\d+\.input|output")
 
 
 def add_dropout(model: nn.Module, rate: float = 0.1, attention: float | None = None) -> list[RemovableHandle]:
     """Drop values where GPT-2, BERT and the Transformer's papers do, while the model is in training mode.
 
-    These are embeddings, the results of attention and MLP, attention's weights, and what a classifier reads.
+    These are embeddings, the results of attention and MLP, attention's weights, and what a classifier reads;
+    of a `Recurrent` what each layer and the output read, but for its states.
 
     Args:
         model: a reference model; saving it, and `model.eval()`, leave dropout out.
@@ -51,11 +55,12 @@ def add_dropout(model: nn.Module, rate: float = 0.1, attention: float | None = N
             if isinstance(cache, DynamicCache | PaddedAttention | SourceAttention):
                 cache.dropout = attention if layer.training else 0.0
 
+    inputs_of = RECURRENT_INPUTS if isinstance(model, Recurrent) else DROPPED_INPUTS
     hooks = []
     for name, module in model.named_modules():
         if DROPPED_OUTPUTS.fullmatch(name):
             hooks.append(module.register_forward_hook(drop_output))
-        if DROPPED_INPUTS.fullmatch(name):
+        if inputs_of.fullmatch(name):
             hooks.append(module.register_forward_pre_hook(drop_input))
     if not hooks:
         raise ValueError(f"a {type(model).__name__} has no place for dropout; add it to the model itself")

@@ -20,11 +20,22 @@ from .bert_names import STAND_INS as BERT_STAND_INS
 from .bert_names import Rename, fold_segment, read_roberta
 from .bert_names import details as read_bert
 from .bert_names import rename_by as rename_bert
+from .causal_encoder import CausalEncoderConfig
+from .causal_names import make_family_with_head
 from .clip import Clip, ClipConfig
 from .clip_names import read_clip, rename_clip, rename_stable_diffusion
 from .diffusers_folder import Pipeline
 from .encoder import Encoder
-from .gpt2 import CONV1D, GPT2, MASK_BUFFERS, GPT2Config
+from .gpt2 import GPT2, GPT2Config
+from .gpt2_names import (
+    RELATIVES,
+    gpt2_weight,
+    join_qkv,
+    read_gpt1,
+    read_gpt_neo,
+    rename_gpt2,
+    rename_gpt_neo,
+)
 from .language_model import LanguageModel
 from .llama import Llama, LlamaConfig
 from .llama_families import FAMILIES as LLAMA_FAMILIES
@@ -37,20 +48,36 @@ from .marian_names import settings as read_marian
 from .modernbert import ModernBert, ModernBertConfig
 from .modernbert_names import read_settings as read_modernbert
 from .modernbert_names import rename_by as rename_modernbert
+from .recurrent import Recurrent, RecurrentConfig
+from .retro import Retro
+from .retro_config import RetroConfig
 from .sentence_transformers import SentenceModules
 from .stable_diffusion import StableDiffusion, StableDiffusionConfig
+from .static import StaticConfig, StaticEncoder
 from .transformer import Transformer, TransformerConfig
+from .word_vectors import WordVectors, WordVectorsConfig
 
-Model: TypeAlias = LanguageModel | Encoder | Transformer | StableDiffusion | Clip
+Model: TypeAlias = (
+    LanguageModel | Encoder | Transformer | Recurrent | Retro | StableDiffusion | Clip | WordVectors
+)
 Config: TypeAlias = (
     GPT2Config
+    | CausalEncoderConfig
     | LlamaConfig
     | BertConfig
     | ModernBertConfig
+    | StaticConfig
     | TransformerConfig
+    | RecurrentConfig
+    | RetroConfig
     | StableDiffusionConfig
     | ClipConfig
+    | WordVectorsConfig
 )
+
+
+def leave_weight(name: str, tensor: Tensor) -> Tensor:
+    return tensor
 
 
 @dataclass(frozen=True)
@@ -72,6 +99,8 @@ class Family:
         refused: settings that we don't implement, each with the value that means "off".
         other_classes: classes of transformers that we don't implement, each with the one whose part of the
             weights can be exported; None where there is none.
+        unread: our names of weights that the model does without.
+        with_head: of decoders the family of those that have a head, and read whole texts.
     """
 
     name: str
@@ -79,7 +108,7 @@ class Family:
     config: type[Any]
     prefix: str
     rename: Callable[[Mapping[str, Any]], Rename]
-    converted: Callable[[str, Tensor], Tensor] = lambda name, tensor: tensor
+    converted: Callable[[str, Tensor], Tensor] = leave_weight
     parts: Callable[[Any, str], Mapping[str, int]] = lambda config, name: {}
     adjust: Callable[[dict[str, Tensor], Mapping[str, Any]], None] = lambda weights, config_json: None
     tied: Callable[[Any], Mapping[str, str]] = lambda config: {}
@@ -89,6 +118,8 @@ class Family:
     details: Callable[[Mapping[str, Any], Mapping[str, tuple[int, ...]]], dict[str, Any]] = lambda *_: {}
     refused: Mapping[str, object] = field(default_factory=dict)
     other_classes: Mapping[str, str | None] = field(default_factory=dict)
+    unread: tuple[str, ...] = ()
+    with_head: Family | None = None
 
     def read_config(
         self,
@@ -111,14 +142,6 @@ class Family:
         return self.config(**values)
 
 
-def gpt2_name(name: str) -> str | None:
-    return None if MASK_BUFFERS.fullmatch(name) else name
-
-
-def gpt2_weight(name: str, tensor: Tensor) -> Tensor:
-    return tensor.T if CONV1D.fullmatch(name) else tensor
-
-
 def marian_weight(name: str, tensor: Tensor) -> Tensor:
     return tensor.squeeze(0) if name == "output.bias" else tensor
 
@@ -133,11 +156,20 @@ def transformer_ties(config: TransformerConfig) -> dict[str, str]:
     return {**shared, "output.weight": words} if config.tie_word_embeddings else shared
 
 
-GPT2_HEADS = (
-    "GPT2DoubleHeadsModel",
-    "GPT2ForQuestionAnswering",
-    "GPT2ForSequenceClassification",
-    "GPT2ForTokenClassification",
+GPT2_FAMILY = Family(
+    name="gpt2",
+    model=GPT2,
+    config=GPT2Config,
+    prefix="transformer.",
+    rename=lambda config_json: rename_gpt2,
+    converted=gpt2_weight,
+    tied=tied_head("lm_head.weight", "wte.weight"),
+    fixed=RELATIVES,
+    refused={
+        "scale_attn_weights": True,
+        "scale_attn_by_inverse_layer_idx": False,
+        "add_cross_attention": False,
+    },
 )
 BERT = Family(
     name="bert",
@@ -150,15 +182,18 @@ BERT = Family(
     fixed={"pooler": None, "sentence": None},
     details=read_bert,
     refused={"position_embedding_type": "absolute", "is_decoder": False, "add_cross_attention": False},
-    other_classes={"BertForMultipleChoice": "BertModel"},
 )
-LLAMA_HEADS = ("ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering")
+
+
+def add_heads(family: Family) -> Family:
+    """Return a decoder's family with that of its classes that have a head."""
+    return replace(family, with_head=make_family_with_head(family))
 
 
 def make_llama(model_type: str) -> Family:
     """Return the family of one model_type of the Llama family."""
     row = LLAMA_FAMILIES[model_type]
-    return Family(
+    family = Family(
         name="llama",
         model=Llama,
         config=LlamaConfig,
@@ -169,8 +204,8 @@ def make_llama(model_type: str) -> Family:
         adjust=join_projections,
         tied=tied_head("lm_head.weight", "embed_tokens.weight"),
         details=lambda config_json, shapes: read_llama(config_json),
-        other_classes={f"{row.class_name}{head}": f"{row.class_name}ForCausalLM" for head in LLAMA_HEADS},
     )
+    return add_heads(family)
 
 
 ROBERTA = replace(
@@ -179,9 +214,6 @@ ROBERTA = replace(
     rename=lambda config_json: rename_bert(ROBERTA_NAMES, config_json),
     adjust=fold_segment,
     details=read_roberta,
-    other_classes={
-        f"{name}ForMultipleChoice": f"{name}Model" for name in ("Roberta", "XLMRoberta", "Camembert")
-    },
 )
 FAMILIES = {
     **dict.fromkeys(("roberta", "xlm-roberta", "camembert"), ROBERTA),
@@ -193,23 +225,25 @@ FAMILIES = {
         rename=rename_modernbert,
         tied=tied_head("heads.masked_lm.decoder.weight", "words.weight"),
         details=read_modernbert,
-        other_classes={"ModernBertForMultipleChoice": "ModernBertModel"},
     ),
     **{model_type: make_llama(model_type) for model_type in LLAMA_FAMILIES},
-    "gpt2": Family(
-        name="gpt2",
-        model=GPT2,
-        config=GPT2Config,
-        prefix="transformer.",
-        rename=lambda config_json: gpt2_name,
-        converted=gpt2_weight,
-        tied=tied_head("lm_head.weight", "wte.weight"),
-        refused={
-            "scale_attn_weights": True,
-            "scale_attn_by_inverse_layer_idx": False,
-            "add_cross_attention": False,
-        },
-        other_classes=dict.fromkeys(GPT2_HEADS, "GPT2LMHeadModel"),
+    "gpt2": add_heads(GPT2_FAMILY),
+    "openai-gpt": add_heads(replace(GPT2_FAMILY, details=read_gpt1)),
+    "gpt_neo": add_heads(
+        replace(
+            GPT2_FAMILY,
+            rename=lambda config_json: rename_gpt_neo,
+            converted=leave_weight,
+            adjust=join_qkv,
+            settings={
+                "hidden_size": "n_embd",
+                "intermediate_size": "n_inner",
+                "max_position_embeddings": "n_positions",
+                "num_heads": "n_head",
+                "num_layers": "n_layer",
+            },
+            details=read_gpt_neo,
+        )
     ),
     "bert": BERT,
     "distilbert": replace(
@@ -225,7 +259,6 @@ FAMILIES = {
         },
         fixed={**BERT.fixed, "type_vocab_size": 0, "layer_norm_eps": 1e-12},
         refused={},
-        other_classes={"DistilBertForMultipleChoice": "DistilBertModel"},
     ),
     "transformer": Family(
         name="transformer",
@@ -234,6 +267,21 @@ FAMILIES = {
         prefix="",
         rename=lambda config_json: str,
         tied=transformer_ties,
+    ),
+    "recurrent": Family(
+        name="recurrent",
+        model=Recurrent,
+        config=RecurrentConfig,
+        prefix="",
+        rename=lambda config_json: str,
+    ),
+    "retro": Family(
+        name="retro",
+        model=Retro,
+        config=RetroConfig,
+        prefix="",
+        rename=lambda config_json: str,
+        tied=tied_head("output.weight", "words.weight"),
     ),
     "marian": Family(
         name="transformer",
@@ -262,6 +310,21 @@ FAMILIES = {
         details=lambda config_json, shapes: read_clip(config_json),
         other_classes={"CLIPForImageClassification": None},
     ),
+    "static": Family(
+        name="static",
+        model=StaticEncoder,
+        config=StaticConfig,
+        prefix="",
+        rename=lambda config_json: str,
+    ),
+    "word-vectors": Family(
+        name="word-vectors",
+        model=WordVectors,
+        config=WordVectorsConfig,
+        prefix="",
+        rename=lambda config_json: str,
+        tied=lambda config: {"scores.weight": "directions.weight"},
+    ),
 }
 # Of a diffusers folder, which has no model_type.
 STABLE_DIFFUSION = Family(
@@ -279,12 +342,14 @@ class Description:
 
     Attributes:
         family: how its published names map to ours.
-        task: "text-generation", "text-encoding", "translation", "image-generation" or "image-text-encoding".
+        task: "text-generation", "retrieval-generation", "text-encoding", "translation", "image-generation",
+            "image-text-encoding" or "word-vectors".
         config: our config.
         config_json: the published config.
         folder: the folder of config.json and the weights.
         modules: those of a sentence-transformers folder; None for others.
         pipeline: the parts of a diffusers folder; None for others.
+        query: the encoder that reads queries, where there is another than for documents.
     """
 
     family: Family
@@ -294,6 +359,7 @@ class Description:
     folder: Path
     modules: SentenceModules | None = None
     pipeline: Pipeline | None = None
+    query: Description | None = None
 
     @property
     def weight_folders(self) -> Mapping[str, Path]:

@@ -191,6 +191,12 @@ def read_published_weights(folder: Path) -> Iterator[tuple[Path, str, Tensor]]:
                 yield path, name, file.get_tensor(name)
 
 
+def read_file(path: Path) -> dict[str, Tensor]:
+    """Return every tensor of one safetensors file."""
+    with _opened(path) as file:
+        return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+
+
 def _opened(path: Path) -> Any:
     try:
         return safe_open(path, framework="pt")

@@ -1,24 +1,41 @@
-"""GPT-2 (Radford et al., 2019): "Language Models are Unsupervised Multitask Learners".
+"""GPT-2 (Radford et al., 2019), and its relatives GPT-1 (2018) and GPT-Neo (2021), by config.
 
 B batch, T new tokens, V vocabulary, H heads, D head size, E = H * D
 """
 
 from __future__ import annotations
 
-import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from torch import Tensor, nn
 
 from .activations import ACTIVATIONS
-from .attention import AttentionCache
-from .config_checks import check_activation, check_bool, check_epsilon, check_multiple, check_whole
-from .language_model import LanguageModel
+from .attention import SLIDING, AttentionCache, AttentionKind
+from .config_checks import (
+    check_activation,
+    check_bool,
+    check_epsilon,
+    check_multiple,
+    check_number,
+    check_whole,
+)
+from .language_model import LanguageModel, check_layer_types
 
 
 @dataclass(frozen=True)
 class GPT2Config:
-    """GPT-2's settings, named as in Hugging Face's config.json; the defaults are GPT-2 small (124M)."""
+    """GPT-2's settings, named as in Hugging Face's config.json; the defaults are GPT-2 small (124M).
+
+    Attributes:
+        norm_first: LayerNorm before attention and MLP, and behind the last layer; False: behind the sum of
+            each with its input, as in GPT-1.
+        qkv_bias: queries, keys and values have a bias.
+        attention_scale: multiplies the scores; None means D ** -0.5.
+        layer_types: for each layer whether it sees all tokens (`FULL`) or those of a window (`SLIDING`);
+            empty means `FULL` throughout.
+        window: how many tokens a sliding layer sees, the token itself included.
+    """
 
     vocab_size: int = 50257
     n_positions: int = 1024
@@ -29,6 +46,11 @@ class GPT2Config:
     activation_function: str = "gelu_new"
     layer_norm_epsilon: float = 1e-5
     tie_word_embeddings: bool = True
+    norm_first: bool = True
+    qkv_bias: bool = True
+    attention_scale: float | None = None
+    layer_types: tuple[str, ...] = ()
+    window: int | None = None
 
     def __post_init__(self) -> None:
         check_whole(self, "vocab_size", "n_positions", "n_embd", "n_layer", "n_head")
@@ -37,10 +59,20 @@ class GPT2Config:
         check_multiple(self, "n_embd", of="n_head")
         check_activation(self, "activation_function")
         check_epsilon(self, "layer_norm_epsilon")
-        check_bool(self, "tie_word_embeddings")
+        check_bool(self, "tie_word_embeddings", "norm_first", "qkv_bias")
+        check_number(self, "attention_scale", above=0)
+        check_layer_types(self, "n_layer")
 
     @property
-    def mlp_size(self) -> int:
+    def hidden_size(self) -> int:
+        return self.n_embd
+
+    @property
+    def num_attention_heads(self) -> int:
+        return self.n_head
+
+    @property
+    def intermediate_size(self) -> int:
         return 4 * self.n_embd if self.n_inner is None else self.n_inner
 
     @property
@@ -59,21 +91,28 @@ class GPT2Config:
 
     @property
     def windows(self) -> tuple[int | None, ...]:
-        """Return how many tokens each layer sees: all."""
-        return (None,) * self.n_layer
+        """Return how many tokens each layer sees, the token itself included; None means all."""
+        return tuple(self.attention_kind(layer).window for layer in range(self.n_layer))
+
+    def attention_kind(self, layer: int) -> AttentionKind:
+        """Return the scale and mask of a layer's scores."""
+        is_sliding = bool(self.layer_types) and self.layer_types[layer] == SLIDING
+        return AttentionKind(self.attention_scale, self.window if is_sliding else None)
 
 
 class SelfAttention(nn.Module):
-    def __init__(self, config: GPT2Config) -> None:
+    def __init__(self, config: GPT2Config, layer: int) -> None:
         super().__init__()
+        self.layer = layer
+        self.kind = config.attention_kind(layer)
         self.n_head = config.n_head
-        self.c_attn = nn.Linear(config.n_embd, 3 * config.n_embd)
+        self.c_attn = nn.Linear(config.n_embd, 3 * config.n_embd, bias=config.qkv_bias)
         self.c_proj = nn.Linear(config.n_embd, config.n_embd)
 
-    def forward(self, x: Tensor, layer: int, cache: AttentionCache) -> Tensor:
+    def forward(self, x: Tensor, cache: AttentionCache) -> Tensor:
         B, T, E = x.shape
         q, k, v = (self.heads(t) for t in self.c_attn(x).split(E, dim=-1))  # each (B, H, T, D)
-        context = cache.attend(layer, q, k, v)  # (B, H, T, D)
+        context = cache.attend(self.layer, q, k, v, self.kind)  # (B, H, T, D)
         return self.c_proj(context.transpose(1, 2).reshape(B, T, E))  # type: ignore[no-any-return]
 
     def heads(self, x: Tensor) -> Tensor:
@@ -84,29 +123,33 @@ class SelfAttention(nn.Module):
 class MLP(nn.Module):
     def __init__(self, config: GPT2Config) -> None:
         super().__init__()
-        self.c_fc = nn.Linear(config.n_embd, config.mlp_size)
+        self.c_fc = nn.Linear(config.n_embd, config.intermediate_size)
         self.activation = ACTIVATIONS[config.activation_function]()
-        self.c_proj = nn.Linear(config.mlp_size, config.n_embd)
+        self.c_proj = nn.Linear(config.intermediate_size, config.n_embd)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.c_proj(self.activation(self.c_fc(x)))  # type: ignore[no-any-return]
 
 
 class Block(nn.Module):
-    def __init__(self, config: GPT2Config) -> None:
+    def __init__(self, config: GPT2Config, layer: int) -> None:
         super().__init__()
+        self.norm_first = config.norm_first
         self.ln_1 = nn.LayerNorm(config.n_embd, eps=config.layer_norm_epsilon)
-        self.attn = SelfAttention(config)
+        self.attn = SelfAttention(config, layer)
         self.ln_2 = nn.LayerNorm(config.n_embd, eps=config.layer_norm_epsilon)
         self.mlp = MLP(config)
 
-    def forward(self, x: Tensor, layer: int, cache: AttentionCache) -> Tensor:
-        x = x + self.attn(self.ln_1(x), layer, cache)
+    def forward(self, x: Tensor, cache: AttentionCache) -> Tensor:
+        if not self.norm_first:
+            x = self.ln_1(x + self.attn(x, cache))
+            return self.ln_2(x + self.mlp(x))  # type: ignore[no-any-return]
+        x = x + self.attn(self.ln_1(x), cache)
         return x + self.mlp(self.ln_2(x))  # type: ignore[no-any-return]
 
 
 class GPT2(LanguageModel):
-    """GPT-2 small to XL, DistilGPT-2 and any size between, by config."""
+    """GPT-2 small to XL, DistilGPT-2, GPT-1, GPT-Neo and any size between, by config."""
 
     config: GPT2Config
 
@@ -115,8 +158,10 @@ class GPT2(LanguageModel):
         self.config = config
         self.wte = nn.Embedding(config.vocab_size, config.n_embd)
         self.wpe = nn.Embedding(config.n_positions, config.n_embd)
-        self.h = nn.ModuleList(Block(config) for _ in range(config.n_layer))
-        self.ln_f = nn.LayerNorm(config.n_embd, eps=config.layer_norm_epsilon)
+        self.h = nn.ModuleList(Block(config, layer) for layer in range(config.n_layer))
+        self.ln_f = (
+            nn.LayerNorm(config.n_embd, eps=config.layer_norm_epsilon) if config.norm_first else nn.Identity()
+        )
         self.lm_head = nn.Linear(config.n_embd, config.vocab_size, bias=False)
         self.tie_weights()
 
@@ -125,19 +170,15 @@ class GPT2(LanguageModel):
         if self.config.tie_word_embeddings:
             self.lm_head.weight = self.wte.weight
 
-    def hidden_states(self, input_ids: Tensor, cache: AttentionCache) -> Tensor:
-        """Return the last hidden states (B, T, E), which the head reads, of input_ids (B, T)."""
-        x = self.wte(input_ids) + self.wpe(cache.positions(input_ids))  # (B, T, E)
-        for layer, block in enumerate(self.h):
-            x = block(x, layer, cache)
-        return self.ln_f(x)  # type: ignore[no-any-return]
+    def layer_states(self, input_ids: Tensor, cache: AttentionCache) -> Iterator[Tensor]:
+        """Yield the embeddings and every layer's output, each (B, T, E), the last one normalized."""
+        windows = sorted(set(self.config.windows), key=str)
+        x = self.wte(input_ids) + self.wpe(cache.positions(input_ids, windows))  # (B, T, E)
+        for block in self.h:
+            yield x
+            x = block(x, cache)
+        yield self.ln_f(x)
 
     def logits(self, x: Tensor) -> Tensor:
         """Return the logits (..., V) of hidden states (..., E)."""
         return self.lm_head(x)  # type: ignore[no-any-return]
-
-
-# The published checkpoints keep each Linear's weight the other way round, as TensorFlow's Conv1D did,
-CONV1D = re.compile(r"h\.\d+\.(attn\.c_attn|attn\.c_proj|mlp\.c_fc|mlp\.c_proj)\.weight")
-# and carry the causal mask along as buffers.
-MASK_BUFFERS = re.compile(r"h\.\d+\.attn\.(bias|masked_bias)")

@@ -6,12 +6,14 @@ B batch, T new tokens, P cached tokens, K heads of keys and values, D head size,
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from typing import Protocol
+from collections import deque
+from collections.abc import Iterator, Sequence
+from typing import Any, Protocol
 
 from torch import Tensor, nn
 
-from .attention import AttentionCache, DynamicCache, KeyValue, empty_past
+from .attention import FULL, SLIDING, AttentionCache, DynamicCache, KeyValue, empty_past
+from .config_checks import check_whole
 
 
 class CacheSizes(Protocol):
@@ -29,7 +31,7 @@ class CacheSizes(Protocol):
 
 
 class LanguageModel(nn.Module, ABC):
-    """A decoder and its steps; a model adds `hidden_states` and `logits`."""
+    """A decoder and its steps; a model adds `layer_states` and `logits`."""
 
     config: CacheSizes
     lm_head: nn.Linear  # its results are the logits, by token
@@ -62,14 +64,37 @@ class LanguageModel(nn.Module, ABC):
         """Return a past of no tokens, for `batch` rows."""
         return empty_past(self.config.cache_sizes, batch, next(self.parameters()))
 
+    def limit_context(self, length: int) -> None:
+        """Compute the values that depend on the longest text, for up to `length` tokens."""
+
     @abstractmethod
     def tie_weights(self) -> None:
         """Tie the head's weight to the embedding, where the config says so."""
 
-    @abstractmethod
     def hidden_states(self, input_ids: Tensor, cache: AttentionCache) -> Tensor:
         """Return the last hidden states (B, T, E), which the head reads, of input_ids (B, T)."""
+        return deque(self.layer_states(input_ids, cache), maxlen=1).pop()
+
+    @abstractmethod
+    def layer_states(self, input_ids: Tensor, cache: AttentionCache) -> Iterator[Tensor]:
+        """Yield the embeddings and every layer's output, each (B, T, E), the last one normalized."""
 
     @abstractmethod
     def logits(self, x: Tensor) -> Tensor:
         """Return the logits (..., V) of hidden states (..., E)."""
+
+
+def check_layer_types(config: Any, layers: str) -> None:
+    """Raise a ValueError unless `layer_types` is empty or names each layer's kind, with a `window`.
+
+    `layers` is the field with the number of layers.
+    """
+    kinds = config.layer_types
+    if kinds and len(kinds) != getattr(config, layers):
+        raise ValueError(f"layer_types has {len(kinds)} layers, {layers} is {getattr(config, layers)}")
+    if unknown := set(kinds) - {FULL, SLIDING}:
+        raise ValueError(f"layer_types has {sorted(unknown)[0]!r}; {FULL} and {SLIDING} are known")
+    if SLIDING in kinds:
+        if config.window is None:
+            raise ValueError("layer_types has sliding_attention, but sliding_window is not set")
+        check_whole(config, "window")

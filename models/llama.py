@@ -9,13 +9,14 @@ H heads of queries, K heads of keys and values, D head size
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
 
 from .activations import ACTIVATIONS
-from .attention import FULL, SLIDING, AttentionCache, AttentionKind
+from .attention import SLIDING, AttentionCache, AttentionKind
 from .config_checks import (
     check_activation,
     check_bool,
@@ -24,7 +25,7 @@ from .config_checks import (
     check_number,
     check_whole,
 )
-from .language_model import LanguageModel
+from .language_model import LanguageModel, check_layer_types
 from .rotary import Rotary, RotaryTables
 
 
@@ -82,17 +83,7 @@ class LlamaConfig:
         check_bool(self, "tie_word_embeddings", "qkv_bias", "output_bias", "mlp_bias")
         check_number(self, "embedding_scale", "residual_scale", "attention_scale", "logits_scale")
         check_number(self, "attention_softcap", "logits_softcap", above=0)
-        if self.layer_types and len(self.layer_types) != self.num_hidden_layers:
-            raise ValueError(
-                f"layer_types has {len(self.layer_types)} layers, num_hidden_layers is"
-                f" {self.num_hidden_layers}"
-            )
-        if unknown := set(self.layer_types) - {FULL, SLIDING}:
-            raise ValueError(f"layer_types has {sorted(unknown)[0]!r}; {FULL} and {SLIDING} are known")
-        if SLIDING in self.layer_types:
-            if self.window is None:
-                raise ValueError("layer_types has sliding_attention, but sliding_window is not set")
-            check_whole(self, "window")
+        check_layer_types(self, "num_hidden_layers")
 
     @property
     def context(self) -> int:
@@ -115,6 +106,11 @@ class LlamaConfig:
     def windows(self) -> tuple[int | None, ...]:
         """Return how many tokens each layer sees, the token itself included; None means all."""
         return tuple(self.attention_kind(layer).window for layer in range(self.num_hidden_layers))
+
+    @property
+    def computes_positions(self) -> bool:
+        """Return whether there are positions beyond those that the model was trained with."""
+        return all(rotary.is_fixed for rotary in (self.rotary, self.window_rotary) if rotary is not None)
 
     def is_sliding(self, layer: int) -> bool:
         """Return whether a layer sees only a window."""
@@ -251,16 +247,17 @@ class Llama(LanguageModel):
         if self.config.tie_word_embeddings:
             self.lm_head.weight = self.embed_tokens.weight
 
-    def hidden_states(self, input_ids: Tensor, cache: AttentionCache) -> Tensor:
-        """Return the last hidden states (B, T, E), which the head reads, of input_ids (B, T)."""
+    def layer_states(self, input_ids: Tensor, cache: AttentionCache) -> Iterator[Tensor]:
+        """Yield the embeddings and every layer's output, each (B, T, E), the last one normalized."""
         config = self.config
         x = self.embed_tokens(input_ids)  # (B, T, E)
         if config.embedding_scale != 1:
             x = x * config.embedding_scale
         cache.positions(input_ids, sorted(set(config.windows), key=str))
         for layer, block in enumerate(self.layers):
+            yield x
             x = block(x, self.tables_of(layer), cache)
-        return self.norm(x)  # type: ignore[no-any-return]
+        yield self.norm(x)
 
     def tables_of(self, layer: int) -> RotaryTables | None:
         """Return a layer's rotary tables; None where it has no positions."""

@@ -15,6 +15,7 @@ from .attention import FULL, SLIDING
 from .config_json import Json, read_count, read_positive, refuse_unknown
 from .llama import LlamaConfig
 from .rotary import Rotary
+from .weights import join_weights
 
 # Settings that are ours by the same name.
 SAME = (
@@ -353,10 +354,4 @@ def rename_by(config: Json) -> Callable[[str], str]:
 
 def join_projections(weights: dict[str, Tensor], config_json: Json) -> None:
     """Join the weights of queries, keys and values, where they are published apart, one below the other."""
-    for query in [name for name in weights if ".q_proj." in name]:
-        names = [query.replace("q_proj", part) for part in ("q_proj", "k_proj", "v_proj")]
-        parts = [weights[name] for name in names if name in weights]
-        if len({part.shape[1:] for part in parts}) == 1 and len(parts) == len(names):
-            weights[query.replace("q_proj", "qkv_proj")] = torch.cat(parts)
-            for name in names:
-                del weights[name]
+    join_weights(weights, ("q_proj", "k_proj", "v_proj"), "qkv_proj")

@@ -54,7 +54,16 @@ SETTINGS: dict[str, tuple[str, Any]] = {
     "share_encoder_decoder_embeddings": ("share_embeddings", True),
     "tie_word_embeddings": ("tie_word_embeddings", True),
 }
-FIXED = {"positions": "concatenated", "norm_first": False, "final_norms": False, "layer_norm_eps": 1e-5}
+FIXED = {
+    "positions": "concatenated",
+    "norm_first": False,
+    "residual_from_norm": False,
+    "final_norms": False,
+    "layer_norm_eps": 1e-5,
+    "share_layers": False,
+    "bias": True,
+    "target_positions": True,
+}
 
 
 def rename(name: str) -> str:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from .activations import ACTIVATIONS
 from .attention import FULL, SLIDING, AttentionCache, AttentionKind
-from .config_checks import check_activation, check_bool, check_epsilon, check_whole
+from .config_checks import check_activation, check_bool, check_epsilon, check_multiple, check_whole
 from .encoder import Encoder, EncoderConfig
 from .rotary import Rotary, RotaryTables
 from .sentence import POOLINGS
@@ -50,6 +50,7 @@ class ModernBertConfig(EncoderConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        check_multiple(self, "hidden_size", of="num_attention_heads")
         check_whole(self, "local_attention")
         check_epsilon(self, "norm_eps")
         check_activation(self, "classifier_activation")
@@ -66,6 +67,11 @@ class ModernBertConfig(EncoderConfig):
     def head_dim(self) -> int:
         """Return the size of a head."""
         return self.hidden_size // self.num_attention_heads
+
+    @property
+    def computes_positions(self) -> bool:
+        """Return whether there are positions beyond those that the model was trained with."""
+        return self.rotary.is_fixed and self.local_rotary.is_fixed
 
     def attention_kind(self, layer: int) -> AttentionKind:
         """Return how many tokens a layer sees."""
@@ -159,7 +165,7 @@ class ModernBert(Encoder):
         self.rotary = RotaryTables(config.rotary, config.head_dim, config.max_position_embeddings)
         self.local_rotary = RotaryTables(config.local_rotary, config.head_dim, config.max_position_embeddings)
         self.heads = nn.ModuleDict({head: self.make_head(head) for head in config.heads})
-        self.add_sentence()
+        self.add_vectors()
         self.tie_weights()
 
     def make_head(self, head: str) -> Head:
@@ -192,6 +198,6 @@ class ModernBert(Encoder):
             states.append(layer(states[-1], tables, attention))
         return [*states[:-1], self.norm(states[-1])]
 
-    def pool(self, x: Tensor, attention_mask: Tensor) -> Tensor:
+    def pool(self, x: Tensor, attention_mask: Tensor, input_ids: Tensor | None = None) -> Tensor:
         """Return the first token's vector (B, E), or the mean of all, by the config."""
         return POOLINGS[self.config.classifier_pooling](x, attention_mask)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from .attention import FULL, SLIDING
-from .bert_names import ARCHITECTURE_HEADS, Rename, architecture
+from .bert_names import ARCHITECTURE_HEADS, CHOICE, Rename, architecture
 from .bert_names import rename_by as rename_bert
 from .config_json import Json, read_count, refuse_unknown
 from .rotary import Rotary
@@ -84,6 +84,7 @@ def read_settings(config_json: Json, shapes: Mapping[str, tuple[int, ...]]) -> d
         "rotary": read_rotary(config, FULL),
         "local_rotary": read_rotary(config, SLIDING),
         "heads": () if head is None else (head,),
+        "chooses": architecture(config).endswith(CHOICE),
         "num_labels": 2 if logits is None else logits[0],
     }
 

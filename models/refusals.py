@@ -99,10 +99,15 @@ def refuse_kind(folder: Path | str, config: Json, with_optimum: bool = False) ->
                 f"{folder}: {kind} is a model of {what} ({told_by} in config.json), and only models of text"
                 f" are exported{explain_text_part(folder, config)}"
             )
+
+
+def refuse_quantized(folder: Path | str, config: Json) -> None:
+    """Refuse a checkpoint whose weights others quantized: an export reads some of them as floats first."""
     if method := find_quantization(folder, config):
         raise ValueError(
-            f"{folder}: the weights are quantized ({method}), and only those in fp32, fp16 or bf16 are read:"
-            " export the original model, which this one was made from, with --precision int8 or int4"
+            f"{folder}: the weights are quantized ({method}), and only those in fp32, fp16 or bf16 are read"
+            " here: `planforge export` reads some others; else export the original model, which this one was"
+            " made from, with --precision int8 or int4"
         )
 
 
@@ -155,6 +160,35 @@ def refuse_picture_parts(folder: Path) -> None:
     files = sorted(folder.glob("*.safetensors"))
     if len(files) == 1 and not (folder / "config.json").is_file() and has_unet(files[0]):
         raise ValueError(f"{folder}: {files[0].name} is a whole model of pictures in one file; {FILE_WAY}")
+
+
+# Files that are no word vectors, by the ending of their names, and what to do.
+FOLDER_WAY = "give the folder that holds it, with config.json and *.safetensors"
+PICKLE_WAY = "never loaded: it may run code; write *.safetensors by save_pretrained, and give their folder"
+FILES = {
+    ".safetensors": ("one file of a checkpoint", FOLDER_WAY),
+    ".json": ("one file of a checkpoint", FOLDER_WAY),
+    ".onnx": ("a graph", "`planforge import FOLDER -o BUNDLE` takes the folder that optimum wrote it to"),
+    **dict.fromkeys((".pt", ".pth", ".ckpt", ".pkl"), ("a pickle of Python", PICKLE_WAY)),
+}
+PICKLES = (b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")  # how pickles begin, by their protocols
+ZIP = b"PK\x03\x04"  # how torch.save's files begin; the first file in them is NAME/data.pkl
+PEEKED = 4096
+
+
+def refuse_file(path: Path) -> None:
+    """Refuse a regular file that is known not to be word vectors; say what to give instead."""
+    what, way = FILES.get(path.suffix.lower(), ("", ""))
+    if what and has_unet(path):
+        what = "a whole model of pictures in one file"
+        way = FILE_WAY
+    with path.open("rb") as file:
+        first = file.read(PEEKED)
+    if not what and (first.startswith(PICKLES) or (first.startswith(ZIP) and b"data.pkl" in first)):
+        what = "a pickle of Python"
+        way = PICKLE_WAY
+    if what:
+        raise ValueError(f"{path} is {what}, no word vectors; {way}")
 
 
 def read_class_name(path: Path) -> object:

@@ -97,6 +97,11 @@ class Rotary:
         except TypeError as error:
             raise ValueError(f"rope_parameters={dict(values)}: {error}") from error
 
+    @property
+    def is_fixed(self) -> bool:
+        """Return whether the frequencies are those of any context."""
+        return self.rope_type not in ("dynamic", "longrope")
+
     def count_rotated(self, head_size: int) -> int:
         """Return 2 * F, the number of values of a head that are rotated."""
         return int(head_size * self.partial_rotary_factor)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -14,27 +14,21 @@ from torch import Tensor
 from .bert import Bert
 from .bert_names import CLASSIFIERS
 from .bert_saving import CLASS_NAMES, describe_bert, publish_bert
-from .families import FAMILIES, gpt2_weight
+from .causal_encoder import CausalEncoder, CausalEncoderConfig
+from .causal_saving import add_head_to_layout
+from .families import FAMILIES, Family
 from .folder import SINGLE
 from .gpt2 import GPT2
+from .gpt2_saving import CLASS_NAMES as GPT_NAMES
+from .gpt2_saving import describe_gpt2, publish_gpt2
 from .llama import Llama, LlamaConfig
 from .llama_saving import SAVED_TYPES, describe_llama, publish_llama
 from .marian_names import config_json_of, translate_to_marian
+from .recurrent import Recurrent
+from .retro import Retro
 from .transformer import Transformer
 
-SavedModel: TypeAlias = GPT2 | Transformer | Bert | Llama
-
-
-def describe_gpt2(model: GPT2, model_type: str) -> dict[str, Any]:
-    return {"architectures": ["GPT2LMHeadModel"], **asdict(model.config)}
-
-
-def publish_gpt2(model: GPT2, model_type: str, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    prefix = FAMILIES["gpt2"].prefix
-    return {
-        ("" if name.startswith("lm_head.") else prefix) + name: gpt2_weight(name, tensor)
-        for name, tensor in weights.items()
-    }
+SavedModel: TypeAlias = GPT2 | Transformer | Bert | Llama | Recurrent | Retro | CausalEncoder
 
 
 def describe_transformer(model: Transformer, model_type: str) -> dict[str, Any]:
@@ -74,11 +68,26 @@ class Layout:
     publish: Callable[[Any, str, Mapping[str, Tensor]], dict[str, Tensor]]
 
 
+def make_own_layout(model_type: str) -> Layout:
+    """Return the layout of a model that nobody else reads: the names are our own."""
+    return Layout(
+        (model_type,),
+        lambda model, model_type: asdict(model.config),
+        lambda model, model_type, weights: dict(weights),
+    )
+
+
 LAYOUTS: Mapping[type[Any], Layout] = {
-    GPT2: Layout(("gpt2",), describe_gpt2, publish_gpt2),
+    GPT2: Layout(tuple(GPT_NAMES), describe_gpt2, publish_gpt2),
     Transformer: Layout(("transformer", "marian"), describe_transformer, publish_transformer),
     Bert: Layout(tuple(CLASS_NAMES), describe_bert, publish_bert),
+    Recurrent: make_own_layout("recurrent"),
+    Retro: make_own_layout("retro"),
     Llama: Layout(SAVED_TYPES, describe_llama, publish_llama),
+}
+# With a head, by their decoder.
+LAYOUTS_WITH_HEAD: Mapping[type[Any], Layout] = {
+    kind: add_head_to_layout(LAYOUTS[kind]) for kind in (GPT2, Llama)
 }
 
 
@@ -95,7 +104,7 @@ def save_model(
         model: its weights are written in the type that they have.
         folder: created if it does not exist. The tokenizer's files are the caller's to add.
         model_type: of config.json; the first that fits the model when None. A Transformer is "transformer",
-            which transformers does not read, or "marian".
+            which transformers does not read, or "marian"; nor does it read a Recurrent's.
         labels: the names of a classifier's classes; LABEL_0 and so on without any.
         settings: other members of config.json, such as eos_token_id.
 
@@ -107,10 +116,7 @@ def save_model(
         raise ValueError(
             f"a Transformer with its own {' and '.join(own)} cannot be saved: it runs in PyTorch only"
         )
-    layout = next((row for kind, row in LAYOUTS.items() if isinstance(model, kind)), None)
-    if layout is None:
-        names = ", ".join(kind.__name__ for kind in LAYOUTS)
-        raise ValueError(f"a {type(model).__name__} cannot be saved; what can is {names}")
+    layout = find_layout(model)
     if model_type is not None and model_type not in layout.types:
         raise ValueError(f"model_type={model_type!r} is not one of {', '.join(layout.types)}")
     config = find_config(model, layout, layout.types if model_type is None else (model_type,))
@@ -127,6 +133,24 @@ def save_model(
     save_file(weights, folder / SINGLE, metadata={"format": "pt"})
 
 
+def find_layout(model: SavedModel) -> Layout:
+    """Return the layouts of a model; of one that reads whole texts those of its decoder with a head."""
+    if isinstance(model, CausalEncoder):
+        return LAYOUTS_WITH_HEAD[type(model.decoder)]
+    for kind, layout in LAYOUTS.items():
+        if isinstance(model, kind):
+            return layout
+    kinds: list[type[Any]] = [*LAYOUTS, CausalEncoder]
+    names = ", ".join(kind.__name__ for kind in kinds)
+    raise ValueError(f"a {type(model).__name__} cannot be saved; what can is {names}")
+
+
+def check_saved(model: SavedModel) -> None:
+    """Refuse a model that `save_model` cannot write, by a ValueError; its weights may have any values."""
+    layout = find_layout(model)
+    find_config(model, layout, layout.types)
+
+
 def find_config(model: SavedModel, layout: Layout, types: Sequence[str]) -> dict[str, Any]:
     """Return the config.json of the first model_type that is read as the model's own config."""
     shapes = {name: tuple(tensor.shape) for name, tensor in model.named_parameters()}
@@ -134,23 +158,46 @@ def find_config(model: SavedModel, layout: Layout, types: Sequence[str]) -> dict
     for model_type in types:
         try:
             config = {"model_type": model_type, **layout.describe(model, model_type)}
-            read = complete_rotary(FAMILIES[model_type].read_config(config, shapes))
+            read = complete_rotary(find_family(model, model_type).read_config(config, shapes))
         except ValueError as error:
             reasons.append(f"{model_type}: {error}")
             continue
-        wanted = complete_rotary(model.config)
-        changed = [f.name for f in fields(read) if getattr(read, f.name) != getattr(wanted, f.name)]
-        if not changed:
+        change = find_change(read, complete_rotary(model.config))
+        if change is None:
             return config
-        name = changed[0]
-        reasons.append(
-            f"{model_type}: {name} would be read as {getattr(read, name)!r}, not {getattr(wanted, name)!r}"
-        )
-    raise ValueError(f"this {type(model).__name__} cannot be saved as {reasons[0]}")
+        reasons.append(f"{model_type}: {change}")
+    raise ValueError(
+        f"this {type(model).__name__} cannot be saved as {'; or as '.join(reasons[:2])}. Train such a model"
+        " with transformers' Trainer, and export the folder that it writes"
+    )
+
+
+def find_change(read: Any, own: Any) -> str | None:
+    """Return how a config that would be read differs from a model's own in a setting; None if it does not."""
+    for name in (field.name for field in fields(own)):
+        found = getattr(read, name)
+        wanted = getattr(own, name)
+        if found == wanted:
+            continue
+        if is_dataclass(found) and type(found) is type(wanted):
+            return find_change(found, wanted)
+        return f"{name} would be read as {found!r}, not {wanted!r}"
+    return None
+
+
+def find_family(model: SavedModel, model_type: str) -> Family:
+    """Return the family that a model's folder is read by."""
+    family = FAMILIES[model_type]
+    if not isinstance(model, CausalEncoder):
+        return family
+    assert family.with_head is not None
+    return family.with_head
 
 
 def complete_rotary(config: Any) -> Any:
     """Return a config whose rotations all have an original context: if not stretched, the context."""
+    if isinstance(config, CausalEncoderConfig):
+        return replace(config, decoder=complete_rotary(config.decoder))
     if not isinstance(config, LlamaConfig):
         return config
     rotations: dict[str, Any] = {
@@ -168,8 +215,9 @@ def name_labels(model: SavedModel, labels: Sequence[str]) -> dict[str, Any]:
     Raises:
         ValueError: there are not as many names as classes.
     """
-    is_classifier = isinstance(model, Bert) and bool(set(CLASSIFIERS.values()) & set(model.config.heads))
-    count = model.config.num_labels if isinstance(model, Bert) and is_classifier else 0
+    count = 0
+    if isinstance(model, Bert | CausalEncoder) and set(CLASSIFIERS.values()) & set(model.config.heads):
+        count = model.config.num_labels
     if labels and len(labels) != count:
         raise ValueError(f"got {len(labels)} labels; the model has {count} classes")
     names = labels or [f"LABEL_{number}" for number in range(count)]

@@ -5,7 +5,7 @@ B batch, T tokens, E hidden size, F features
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
@@ -84,19 +84,25 @@ class SentenceConfig:
         Raises:
             ValueError: a layer does not take as many features as the layer before it gives.
         """
-        width = hidden_size * len(self.pooling)
-        dense = 0  # layers so far
-        for layer in self.layers:
-            if isinstance(layer, DenseConfig):
-                if layer.in_features != width:
-                    raise ValueError(
-                        f"dense layer {dense} has in_features={layer.in_features}, but gets {width}"
-                    )
-                width = layer.out_features
-                dense += 1
-            elif isinstance(layer, LayerNormConfig) and layer.dimension != width:
-                raise ValueError(f"a LayerNorm has dimension={layer.dimension}, but gets {width}")
-        return width
+        return measure_layers(self.layers, hidden_size * len(self.pooling))
+
+
+def measure_layers(layers: Sequence[SentenceLayer], width: int) -> int:
+    """Return how many numbers the vectors have that layers make of those with `width`.
+
+    Raises:
+        ValueError: a layer does not take as many features as the layer before it gives.
+    """
+    dense = 0  # layers so far
+    for layer in layers:
+        if isinstance(layer, DenseConfig):
+            if layer.in_features != width:
+                raise ValueError(f"dense layer {dense} has in_features={layer.in_features}, but gets {width}")
+            width = layer.out_features
+            dense += 1
+        elif isinstance(layer, LayerNormConfig) and layer.dimension != width:
+            raise ValueError(f"a LayerNorm has dimension={layer.dimension}, but gets {width}")
+    return width
 
 
 def cls_pooling(x: Tensor, mask: Tensor) -> Tensor:
@@ -145,33 +151,44 @@ POOLINGS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 }
 
 
-class SentenceEmbedding(nn.Module):
+class VectorLayers(nn.Module):
+    """The layers that follow where vectors are made of hidden states."""
+
+    def __init__(self, layers: Sequence[SentenceLayer]) -> None:
+        super().__init__()
+        self.configs = tuple(layers)
+        denses = [layer for layer in layers if isinstance(layer, DenseConfig)]
+        norms = [layer for layer in layers if isinstance(layer, LayerNormConfig)]
+        self.dense = nn.ModuleList(nn.Linear(d.in_features, d.out_features, d.bias) for d in denses)
+        self.norms = nn.ModuleList(nn.LayerNorm(norm.dimension) for norm in norms)
+
+    def apply_layers(self, vectors: Tensor) -> Tensor:
+        """Return what the layers make of vectors (..., E), one after the other."""
+        denses = iter(self.dense)
+        norms = iter(self.norms)
+        for config in self.configs:
+            if isinstance(config, NormalizeConfig):
+                vectors = nn.functional.normalize(vectors, dim=-1)
+                continue
+            vectors = next(denses if isinstance(config, DenseConfig) else norms)(vectors)
+            if isinstance(config, DenseConfig) and config.activation is not None:
+                vectors = ACTIVATIONS[config.activation]()(vectors)
+        return vectors
+
+
+class SentenceEmbedding(VectorLayers):
     """The pooling of a text's vector, and the layers after it."""
 
     def __init__(self, config: SentenceConfig) -> None:
-        super().__init__()
+        super().__init__(config.layers)
         self.config = config
-        denses = [layer for layer in config.layers if isinstance(layer, DenseConfig)]
-        norms = [layer for layer in config.layers if isinstance(layer, LayerNormConfig)]
-        self.dense = nn.ModuleList(nn.Linear(d.in_features, d.out_features, d.bias) for d in denses)
-        self.norms = nn.ModuleList(nn.LayerNorm(norm.dimension) for norm in norms)
 
     def forward(self, x: Tensor, attention_mask: Tensor) -> Tensor:
         """Return the vectors (B, F) of texts whose last hidden state is x (B, T, E).
 
         attention_mask (B, T) is 0 at padding, and where a prompt is not pooled 2 at its tokens.
         """
-        vector = torch.cat(self.pool(x, attention_mask), dim=1)  # (B, E per pooling)
-        denses = iter(self.dense)
-        norms = iter(self.norms)
-        for config in self.config.layers:
-            if isinstance(config, NormalizeConfig):
-                vector = nn.functional.normalize(vector)
-                continue
-            vector = next(denses if isinstance(config, DenseConfig) else norms)(vector)
-            if isinstance(config, DenseConfig) and config.activation is not None:
-                vector = ACTIVATIONS[config.activation]()(vector)
-        return vector
+        return self.apply_layers(torch.cat(self.pool(x, attention_mask), dim=1))  # (B, E per pooling)
 
     def pool(self, x: Tensor, attention_mask: Tensor) -> list[Tensor]:
         """Return the vectors (B, E) of each pooling."""

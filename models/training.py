@@ -17,7 +17,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from .causal_encoder import CausalEncoder, CausalEncoderConfig
+from .causal_saving import ENDINGS, WITHOUT_BIAS
 from .encoder import POOLED_HEADS, Encoder
+from .gpt2 import GPT2
+from .llama import Llama
+from .saving import check_saved
 from .training_data import IGNORED
 
 Batch = TypeVar("Batch")
@@ -197,6 +202,37 @@ def initialize(model: nn.Module, std: float = 0.02) -> None:
             nn.init.zeros_(module.bias)
 
 
+def add_head(model: GPT2 | Llama, head: str, labels: int = 2, pad_token: int | None = None) -> CausalEncoder:
+    """Return a decoder that reads whole texts with the weights of another, and a new head to be fine-tuned.
+
+    Args:
+        model: a pretrained GPT-2, GPT-1 or model of the Llama family; it does not change.
+        head: "sequence_classification" for texts, which reads the last token, "token_classification" for
+            tags, or "question_answering".
+        labels: classes of texts or tags.
+        pad_token: the token that pads texts, which the head of texts never reads.
+
+    Raises:
+        ValueError: the model is another, or `save_model` cannot write it; or the head is another.
+    """
+    if not isinstance(model, GPT2 | Llama):
+        raise ValueError(
+            f"add_head takes a GPT2 or a Llama, not a {type(model).__name__}; replace_heads is for encoders"
+        )
+    if head not in ENDINGS:
+        raise ValueError(f"head={head!r} is not one of {', '.join(ENDINGS)}")
+    bias = head != WITHOUT_BIAS
+    config = CausalEncoderConfig.from_decoder(
+        model.config, heads=(head,), num_labels=labels, pad_token=pad_token, head_bias=bias
+    )
+    new = CausalEncoder(config)
+    check_saved(new)  # now, and not once it is trained
+    initialize(new.heads)
+    weights = {name: tensor for name, tensor in model.state_dict().items() if not name.startswith("lm_head.")}
+    new.decoder.load_state_dict(weights)
+    return new
+
+
 def replace_heads(model: EncoderModel, head: str, labels: int = 2, pooler: str = "tanh") -> EncoderModel:
     """Return an encoder with the weights of another, and one new head to be fine-tuned.
 
@@ -211,6 +247,9 @@ def replace_heads(model: EncoderModel, head: str, labels: int = 2, pooler: str =
     config = replace(model.config, heads=(head,), num_labels=labels, pooler=own, sentence=None)
     new = type(model)(config)
     initialize(new)
-    names = {name for name, _ in new.named_parameters() if not name.startswith("heads.")}
-    new.load_state_dict({n: p for n, p in model.named_parameters() if n in names}, strict=False)
+    made = ("heads.",) if model.config.pooler or own is None else ("heads.", "pooler.")
+    left = ("heads.", "sentence.") if own else ("heads.", "sentence.", "pooler.")
+    weights = {name: tensor for name, tensor in new.state_dict().items() if name.startswith(made)}
+    weights |= {name: tensor for name, tensor in model.named_parameters() if not name.startswith(left)}
+    new.load_state_dict(weights)
     return new

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +18,7 @@ from .activations import ACTIVATIONS
 from .attention import AttentionCache, DynamicCache, KeyValue, PaddedAttention, SourceAttention, empty_past
 from .config_checks import check_activation, check_bool, check_epsilon, check_multiple, check_whole
 
+DECODER = "decoder"  # where a final norm may be alone
 POSITIONS = ("interleaved", "concatenated", "learned")
 
 
@@ -28,7 +30,13 @@ class TransformerConfig:
         positions: "interleaved" sines and cosines as in the paper, "concatenated" ones (all sines first, as
             in tensor2tensor and Marian, with the paper's wavelengths), or "learned".
         norm_first: LayerNorm before each sublayer (pre-norm) instead of after its sum (post-norm).
-        final_norms: one more LayerNorm at the end of the encoder and of the decoder.
+        residual_from_norm: with norm_first, a sublayer's result is added to its normalized input; that of the
+            encoder's feed-forward to the input as it is.
+        final_norms: one more LayerNorm at the end of the encoder and of the decoder; "decoder": of that
+            alone.
+        share_layers: all layers of the encoder have the same weights, and all of the decoder have.
+        bias: linear layers and LayerNorms have a bias.
+        target_positions: positions are added in the decoder too.
         scale_embedding: words' embeddings times sqrt(d_model).
         share_embeddings: source and target words have one embedding.
         tie_word_embeddings: the output's weight is the target embedding.
@@ -48,12 +56,17 @@ class TransformerConfig:
     positions: str = "interleaved"
     activation: str = "relu"
     norm_first: bool = False
-    final_norms: bool = False
+    residual_from_norm: bool = False
+    final_norms: bool | str = False
+    share_layers: bool = False
+    bias: bool = True
+    target_positions: bool = True
     layer_norm_eps: float = 1e-5
     scale_embedding: bool = True
     share_embeddings: bool = False
     tie_word_embeddings: bool = False
     output_bias: bool = False
+    is_recurrent: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         check_whole(self, "source_vocab_size", "target_vocab_size", "d_model", "max_positions")
@@ -63,8 +76,12 @@ class TransformerConfig:
         check_multiple(self, "d_model", of="decoder_heads")
         check_activation(self, "activation")
         check_epsilon(self, "layer_norm_eps")
-        check_bool(self, "norm_first", "final_norms", "scale_embedding", "share_embeddings")
-        check_bool(self, "tie_word_embeddings", "output_bias")
+        check_bool(self, "norm_first", "residual_from_norm", "scale_embedding", "share_embeddings")
+        check_bool(self, "tie_word_embeddings", "output_bias", "share_layers", "bias", "target_positions")
+        if self.final_norms != DECODER:
+            check_bool(self, "final_norms")
+        if self.residual_from_norm and not self.norm_first:
+            raise ValueError("residual_from_norm is for norm_first, which is false")
         if self.positions not in POSITIONS:
             raise ValueError(f"positions={self.positions!r} is not one of {', '.join(POSITIONS)}")
         if self.share_embeddings and self.source_vocab_size != self.target_vocab_size:
@@ -82,6 +99,20 @@ class TransformerConfig:
     def decoder_head_size(self) -> int:
         return self.d_model // self.decoder_heads
 
+    @property
+    def cross_layers(self) -> int:
+        """Return how many keys and values a source has: one for all layers where those share weights."""
+        return 1 if self.share_layers else self.decoder_layers
+
+    @property
+    def computes_positions(self) -> bool:
+        """Return whether there are positions beyond those that the model was trained with."""
+        return self.positions != "learned"
+
+    def make_norm(self) -> nn.LayerNorm:
+        """Return a LayerNorm."""
+        return nn.LayerNorm(self.d_model, eps=self.layer_norm_eps, bias=self.bias)
+
 
 class SinusoidalPositions(nn.Module):
     """Sinusoidal positions (3.5): PE(pos, 2i) = sin(pos / 10000^(2i/E)), PE(pos, 2i+1) the cosine."""
@@ -91,10 +122,9 @@ class SinusoidalPositions(nn.Module):
         self.config = config
         self.register_buffer("weight", torch.empty(config.max_positions, config.d_model), persistent=False)
 
-    def fill(self) -> None:
-        """Compute the table, which no checkpoint needs to carry."""
+    def fill(self, length: int) -> None:
+        """Compute the table of the first positions, which no checkpoint needs to carry."""
         E = self.config.d_model
-        length = self.config.max_positions
         wavelengths = 10000.0 ** (torch.arange(0, E, 2, dtype=torch.float64) / E)  # over 2 pi
         angles = torch.arange(length, dtype=torch.float64)[:, None] / wavelengths  # (length, E / 2)
         pair = angles.sin(), angles.cos()
@@ -107,32 +137,35 @@ class SinusoidalPositions(nn.Module):
 
 
 class Embeddings(nn.Module):
-    """Word embeddings (3.4) times sqrt(E), plus those of positions."""
+    """Word embeddings (3.4) times sqrt(E), plus those of positions, if there are any."""
 
-    def __init__(self, config: TransformerConfig, vocab_size: int) -> None:
+    def __init__(self, config: TransformerConfig, vocab_size: int, has_positions: bool = True) -> None:
         super().__init__()
+        self.has_positions = has_positions
         self.scale = math.sqrt(config.d_model) if config.scale_embedding else 1.0
         self.words = nn.Embedding(vocab_size, config.d_model)
-        self.positions = (
-            nn.Embedding(config.max_positions, config.d_model)
-            if config.positions == "learned"
-            else SinusoidalPositions(config)
-        )
+        if has_positions:
+            self.positions = (
+                nn.Embedding(config.max_positions, config.d_model)
+                if config.positions == "learned"
+                else SinusoidalPositions(config)
+            )
 
     def forward(self, ids: Tensor, positions: Tensor) -> Tensor:
-        return self.words(ids) * self.scale + self.positions(positions)  # type: ignore[no-any-return]  # (B, T, E)
+        x: Tensor = self.words(ids) * self.scale  # (B, T, E)
+        return x + self.positions(positions) if self.has_positions else x
 
 
 class Attention(nn.Module):
     """Multi-head attention (3.2.2), computed by the cache that `forward` gets."""
 
-    def __init__(self, width: int, heads: int) -> None:
+    def __init__(self, width: int, heads: int, bias: bool = True) -> None:
         super().__init__()
         self.heads = heads
-        self.query = nn.Linear(width, width)
-        self.key = nn.Linear(width, width)
-        self.value = nn.Linear(width, width)
-        self.output = nn.Linear(width, width)
+        self.query = nn.Linear(width, width, bias)
+        self.key = nn.Linear(width, width, bias)
+        self.value = nn.Linear(width, width, bias)
+        self.output = nn.Linear(width, width, bias)
 
     def forward(self, x: Tensor, layer: int, cache: AttentionCache) -> Tensor:
         return self.merge_heads(cache.attend(layer, self.split(self.query(x)), *self.keys_values(x)))
@@ -163,11 +196,11 @@ class CrossAttention(Attention):
 class FeedForward(nn.Module):
     """Two linear maps with an activation between (3.3)."""
 
-    def __init__(self, width: int, inner: int, activation: str) -> None:
+    def __init__(self, width: int, inner: int, activation: str, bias: bool = True) -> None:
         super().__init__()
-        self.inner = nn.Linear(width, inner)
+        self.inner = nn.Linear(width, inner, bias)
         self.activation = ACTIVATIONS[activation]()
-        self.output = nn.Linear(inner, width)
+        self.output = nn.Linear(inner, width, bias)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.output(self.activation(self.inner(x)))  # type: ignore[no-any-return]
@@ -176,24 +209,26 @@ class FeedForward(nn.Module):
 class Residual(nn.Module):
     """A sublayer with its sum and its LayerNorm."""
 
-    def __init__(self, config: TransformerConfig) -> None:
+    def __init__(self, config: TransformerConfig, from_norm: bool | None = None) -> None:
         super().__init__()
         self.norm_first = config.norm_first
-        self.norm = nn.LayerNorm(config.d_model, eps=config.layer_norm_eps)
+        self.from_norm = config.residual_from_norm if from_norm is None else from_norm
+        self.norm = config.make_norm()
 
     def forward(self, x: Tensor, sublayer: Callable[[Tensor], Tensor]) -> Tensor:
         if self.norm_first:
-            return x + sublayer(self.norm(x))
+            normalized = self.norm(x)
+            return (normalized if self.from_norm else x) + sublayer(normalized)
         return self.norm(x + sublayer(x))  # type: ignore[no-any-return]
 
 
 class EncoderLayer(nn.Module):
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__()
-        self.attention = Attention(config.d_model, config.encoder_heads)
+        self.attention = Attention(config.d_model, config.encoder_heads, config.bias)
         self.attention_residual = Residual(config)
-        self.feed_forward = FeedForward(config.d_model, config.encoder_ffn, config.activation)
-        self.feed_forward_residual = Residual(config)
+        self.feed_forward = FeedForward(config.d_model, config.encoder_ffn, config.activation, config.bias)
+        self.feed_forward_residual = Residual(config, from_norm=False)
 
     def forward(self, x: Tensor, layer: int, cache: AttentionCache) -> Tensor:
         x = self.attention_residual(x, lambda y: self.attention(y, layer, cache))
@@ -203,11 +238,11 @@ class EncoderLayer(nn.Module):
 class DecoderLayer(nn.Module):
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__()
-        self.attention = Attention(config.d_model, config.decoder_heads)
+        self.attention = Attention(config.d_model, config.decoder_heads, config.bias)
         self.attention_residual = Residual(config)
-        self.cross_attention = CrossAttention(config.d_model, config.decoder_heads)
+        self.cross_attention = CrossAttention(config.d_model, config.decoder_heads, config.bias)
         self.cross_attention_residual = Residual(config)
-        self.feed_forward = FeedForward(config.d_model, config.decoder_ffn, config.activation)
+        self.feed_forward = FeedForward(config.d_model, config.decoder_ffn, config.activation, config.bias)
         self.feed_forward_residual = Residual(config)
 
     def forward(self, x: Tensor, layer: int, cache: AttentionCache, source: SourceAttention) -> Tensor:
@@ -222,7 +257,7 @@ class Encoder(nn.Module):
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__()
         self.layers = nn.ModuleList(EncoderLayer(config) for _ in range(config.encoder_layers))
-        self.norm = final_norm(config)
+        self.norm = config.make_norm() if config.final_norms is True else nn.Identity()
 
     def forward(self, x: Tensor, attention: AttentionCache) -> Tensor:
         """Return the memory (B, S, E) of an embedded source (B, S, E)."""
@@ -236,12 +271,14 @@ class Decoder(nn.Module):
 
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__()
+        self.own_layers = config.cross_layers  # with weights of their own
         self.layers = nn.ModuleList(DecoderLayer(config) for _ in range(config.decoder_layers))
-        self.norm = final_norm(config)
+        self.norm = config.make_norm() if config.final_norms else nn.Identity()
 
     def keys_values(self, memory: Tensor) -> list[KeyValue]:
-        """Return each layer's keys and values (B, H, S, D) of the memory (B, S, E)."""
-        return [block.cross_attention.keys_values(memory) for block in self.layers]  # type: ignore[operator, union-attr]
+        """Return each layer's keys and values (B, H, S, D) of the memory (B, S, E); one pair if all share."""
+        own = [self.layers[layer] for layer in range(self.own_layers)]
+        return [block.cross_attention.keys_values(memory) for block in own]  # type: ignore[operator, union-attr]
 
     def forward(self, x: Tensor, cache: AttentionCache, source: SourceAttention) -> Tensor:
         """Return the last hidden states (R, T, E) of an embedded target (R, T, E)."""
@@ -250,8 +287,13 @@ class Decoder(nn.Module):
         return self.norm(x)  # type: ignore[no-any-return]
 
 
-def final_norm(config: TransformerConfig) -> nn.Module:
-    return nn.LayerNorm(config.d_model, eps=config.layer_norm_eps) if config.final_norms else nn.Identity()
+def share_weights(layers: nn.ModuleList) -> None:
+    """Give all layers the first one's parameters. Modules stay their own: each runs once."""
+    first, *others = layers
+    for path, module in first.named_modules():
+        for name, parameter in module.named_parameters(recurse=False):
+            for other in others:
+                setattr(other.get_submodule(path), name, parameter)
 
 
 class Transformer(nn.Module):
@@ -269,7 +311,7 @@ class Transformer(nn.Module):
         super().__init__()
         self.config = config
         self.source = Embeddings(config, config.source_vocab_size)
-        self.target = Embeddings(config, config.target_vocab_size)
+        self.target = Embeddings(config, config.target_vocab_size, config.target_positions)
         self.encoder = Encoder(config) if encoder is None else encoder
         self.decoder = Decoder(config) if decoder is None else decoder
         self.output = nn.Linear(config.d_model, config.target_vocab_size, bias=config.output_bias)
@@ -281,9 +323,17 @@ class Transformer(nn.Module):
             self.target.words.weight = self.source.words.weight
         if self.config.tie_word_embeddings:
             self.output.weight = self.target.words.weight
+        for stack in (self.encoder, self.decoder) if self.config.share_layers else ():
+            if isinstance(stack, Encoder | Decoder):
+                share_weights(stack.layers)
+        self.limit_context(self.config.max_positions)
+
+    def limit_context(self, length: int) -> None:
+        """Compute the tables of positions for up to `length` tokens, or for those of the training."""
         if isinstance(self.source.positions, SinusoidalPositions):
-            self.source.positions.fill()
-            self.target.positions = self.source.positions
+            self.source.positions.fill(max(length, self.config.max_positions))
+            if self.target.has_positions:
+                self.target.positions = self.source.positions
 
     def custom_parts(self) -> list[str]:
         """Return the modules that are the caller's own, which only PyTorch can run."""

@@ -14,9 +14,12 @@ EMBEDDINGS = {
     "embed_tokens.weight": "vocab_size",
     "embeddings.words.weight": "vocab_size",
     "words.weight": "vocab_size",
+    "directions.weight": "vocab_size",
     "shared.weight": "source_vocab_size",
     "source.words.weight": "source_vocab_size",
     "target.words.weight": "target_vocab_size",
+    "source_words.weight": "source_vocab_size",
+    "target_words.weight": "target_vocab_size",
 }
 
 
@@ -35,7 +38,7 @@ def check_vocabulary(
         ValueError: has the rows, config.json's number and the tokenizer's tokens, and says what to change.
     """
     for name, setting in EMBEDDINGS.items():
-        shape = shapes.get(name)
+        shape = shapes.get(name, shapes.get(f"decoder.{name}"))
         size = getattr(config, setting, None)
         if not shape or size is None or shape[0] == size:
             continue

@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
 import torch
 from torch import Tensor, nn
 
-from .folder import read_published_weights, weight_files
+from .causal_encoder import CausalEncoderConfig
+from .causal_names import add_score_rows
+from .dequantize import read_codes
+from .folder import read_file, read_published_weights, weight_files
 from .llama import Llama
+from .quantized_files import FileCodes
 from .rotary import SAVED_ROTARY
+from .static_files import read_table
+
+PROJECTION = "linear.weight"  # of Stanford's ColBERT, among the transformer's weights
 
 if TYPE_CHECKING:
     from .families import Description
@@ -34,8 +42,24 @@ def read_weights(
     Raises:
         ValueError: a weight of the wrong height, or two of one name with different values; names both.
     """
+    modules = description.modules
+    weights: dict[str, Tensor] = {}
+    if modules is not None and modules.is_static:
+        weights = read_table(modules)
+    else:
+        weights = read_transformer(description, keep_types, report)
+    if modules is not None:
+        weights |= read_sentence_weights(modules)
+    if description.query is not None:
+        of_query = read_weights(description.query, keep_types)
+        weights |= {f"query.{name}": weight for name, weight in of_query.items()}
+    return weights
+
+
+def read_transformer(description: Description, keep_types: bool, report: Report) -> dict[str, Tensor]:
+    """Return the weights that a model's own files have, under our names."""
     family = description.family
-    weights = dict[str, Tensor]()
+    weights: dict[str, Tensor] = {}
     rename = family.rename(description.config_json)
     folders = description.weight_folders
     total = sum(path.stat().st_size for folder in folders.values() for path in weight_files(folder))
@@ -52,6 +76,8 @@ def read_weights(
             if piece in weights and not same_numbers(weights[piece], part):
                 raise ValueError(f"{path} holds {piece} twice, with different values")
             weights[piece] = part
+    if PROJECTION in weights and description.modules is not None:
+        weights["token_vectors.dense.0.weight"] = weights.pop(PROJECTION)
     family.adjust(weights, description.config_json)
     for stand_in, name in family.stand_ins.items():
         if (own := weights.pop(stand_in, None)) is not None:
@@ -59,8 +85,8 @@ def read_weights(
             if is_tied and not same_numbers(own, weights.get(name, own)):
                 raise ValueError(f"{description.folder} holds {name} twice, with different values")
             weights.setdefault(name, own)
-    if description.modules is not None:
-        weights |= read_sentence_weights(description.modules)
+    if isinstance(description.config, CausalEncoderConfig):
+        add_score_rows(weights, description.config)
     return weights
 
 
@@ -74,6 +100,50 @@ def split_weight(description: Description, path: Path, name: str, tensor: Tensor
     return dict(zip(rows, torch.split(tensor, list(rows.values())), strict=True))
 
 
+def join_weights(weights: dict[str, Tensor], apart: tuple[str, ...], joined: str) -> None:
+    """Join weights of modules of these names into that of one module, one below the other."""
+    for first in [name for name in weights if f".{apart[0]}." in name]:
+        names = [first.replace(apart[0], part) for part in apart]
+        parts = [weights[name] for name in names if name in weights]
+        if len({part.shape[1:] for part in parts}) == 1 and len(parts) == len(names):
+            weights[first.replace(apart[0], joined)] = torch.cat(parts)
+            for name in names:
+                del weights[name]
+
+
+def read_kept_codes(description: Description) -> dict[str, FileCodes]:
+    """Return the codes that a checkpoint's files had of its weights, under our names.
+
+    Those of one of our weights that several published ones make up are joined where they are of one kind.
+    """
+    family = description.family
+    rename = family.rename(description.config_json)
+    kinds: dict[tuple[int, bytes], dict[str, FileCodes]] = {}
+    for before, folder in description.weight_folders.items():
+        for published, weight in read_codes(folder).items():
+            name = rename(before + published.removeprefix(family.prefix))
+            if name is None:
+                continue
+            own = kinds.setdefault((weight.bits, b"" if weight.order is None else weight.order.tobytes()), {})
+            first = 0
+            for piece, height in (
+                family.parts(description.config, name) or {name: len(weight.codes)}
+            ).items():
+                own[piece] = weight.cut(slice(first, first + height))
+                first += height
+    found: dict[str, FileCodes] = {}
+    for kind in kinds.values():
+        one = next(iter(kind.values()))
+        parts: dict[str, dict[str, Tensor]] = {}
+        for part in ("codes", "scales", "zeros"):
+            parts[part] = {name: torch.from_numpy(getattr(own, part)) for name, own in kind.items()}
+            family.adjust(parts[part], description.config_json)
+        for name in parts["codes"]:
+            codes, scales, zeros = (arrays[name].numpy() for arrays in parts.values())
+            found[name] = replace(one, codes=codes, scales=scales, zeros=zeros)
+    return found
+
+
 def read_parts(folders: Mapping[str, Path]) -> Iterator[tuple[str, tuple[Path, str, Tensor]]]:
     """Yield each folder's weights, with what stands before their names."""
     for before, folder in folders.items():
@@ -82,25 +152,39 @@ def read_parts(folders: Mapping[str, Path]) -> Iterator[tuple[str, tuple[Path, s
 
 
 def read_sentence_weights(modules: SentenceModules) -> dict[str, Tensor]:
-    """Return the weights of the layers after pooling."""
-    weights = {}
+    """Return the weights of the layers that make vectors."""
+    weights: dict[str, Tensor] = {}
+    for name, layer in (("sparse", "linear"), ("token_vectors", "dense.0")):
+        if (path := modules.extra_heads.get(name)) is not None:
+            for published, tensor in read_file(path).items():
+                weights[f"{name}.{layer}.{published}"] = tensor.to(torch.float32)
+    before = "sentence" if modules.sentence is not None else "token_vectors"
+    if modules.pair_scores is not None:
+        before = "heads.sequence_classification"
     for name, own, folders in (
         ("dense", "linear.", modules.dense_folders),
         ("norms", "norm.", modules.norm_folders),
     ):
         for index, folder in enumerate(folders):
             for _, published, tensor in read_published_weights(folder):
-                weights[f"sentence.{name}.{index}.{published.removeprefix(own)}"] = tensor.to(torch.float32)
+                weights[f"{before}.{name}.{index}.{published.removeprefix(own)}"] = tensor.to(torch.float32)
     return weights
 
 
 def leave_out_rotary(folder: Path, model: nn.Module, weights: dict[str, Tensor]) -> None:
     """Take saved rotary tables out of the weights; refuse those that differ from config.json's."""
-    if not isinstance(model, Llama):
-        return
-    for name in [name for name in weights if SAVED_ROTARY.fullmatch(name)]:
-        match = SAVED_ROTARY.fullmatch(name)
-        layer = None if match is None else match[1]
+    for path, part in model.named_modules():
+        if isinstance(part, Llama):
+            leave_out_llama_rotary(folder, part, f"{path}." if path else "", weights)
+
+
+def leave_out_llama_rotary(folder: Path, model: Llama, prefix: str, weights: dict[str, Tensor]) -> None:
+    """Take saved rotary tables of a Llama out of weights, whose names have a prefix."""
+    for name in list(weights):
+        match = SAVED_ROTARY.fullmatch(name.removeprefix(prefix)) if name.startswith(prefix) else None
+        if match is None:
+            continue
+        layer = match[1]
         if layer is not None and int(layer) >= model.config.num_hidden_layers:
             continue  # refused as unexpected
         tables = model.rotary if layer is None else model.tables_of(int(layer))

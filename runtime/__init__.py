@@ -76,6 +76,7 @@ if TYPE_CHECKING:
     from .text.reading import Item
     from .translate.results import Alignment, Candidate, Translation, TranslationTimings
     from .translate.translator import Translator
+    from .words.word_vectors import Neighbour, WordVectors
 
 __all__ = [
     "Alignment",
@@ -126,6 +127,7 @@ __all__ = [
     "ManifestError",
     "MemoryLimitError",
     "Message",
+    "Neighbour",
     "NextSentence",
     "Picture",
     "PlanForgeError",
@@ -152,6 +154,7 @@ __all__ = [
     "Translator",
     "Truncation",
     "Usage",
+    "WordVectors",
     "load",
 ]
 
@@ -179,6 +182,7 @@ MODULES = {
     "ImageOptions": "images.options",
     "ImageTextEncoder": "images.image_text_encoder",
     "Picture": "images.pictures",
+    **dict.fromkeys(("Neighbour", "WordVectors"), "words.word_vectors"),
 }
 
 if not TYPE_CHECKING:  # a type checker would take every name that there isn't for one of these

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from .bundle.artifact import SPARSE
 from .bundle.image_defaults import ImageDefaults
 from .bundle.manifest import Artifact, TensorSpec
 
@@ -27,6 +28,14 @@ INNER_FACTOR = 4  # how many times the width the feed-forward part is where none
 INNER_RESULTS = 3
 HIDDEN_RESULTS = 9
 SCORE_RESULTS = 2
+
+# Of a recurrent layer, per token: what it reads, in the engine's order of time and reversed; its states, in
+# both orders and reversed.
+READ_RESULTS = 3
+STATE_RESULTS = 3
+GATES = {"gru": 3, "lstm": 4}
+# Of a decoder's step, per row: the products of a cell's input and of its state, and what becomes of them.
+CELL_RESULTS = 4
 
 ITEM = 4  # bytes: ONNX Runtime computes in fp32 on a CPU, and what is kept in fp16 takes less elsewhere
 # Results of a transformer block, in channels: its feed-forward part's product (8), the two halves of it (8),
@@ -63,6 +72,16 @@ def count_output_bytes(specs: Sequence[TensorSpec], count: int, longest: int, ro
     return found
 
 
+def count_words(specs: Sequence[TensorSpec]) -> int:
+    """Return how many logits of words a graph makes its weights of, for each token; 0 of other graphs."""
+    return next((int(spec.axes[-1]) for spec in specs if spec.role == SPARSE), 0)  # type: ignore[arg-type]
+
+
+def count_word_bytes(specs: Sequence[TensorSpec], tokens: int) -> int:
+    """Return what the logits of so many tokens take that weights are made of, twice, as they are masked."""
+    return 2 * count_words(specs) * tokens * ITEM
+
+
 def count_batch_bytes(config: Mapping[str, Any], tokens: int, longest: int, graph: str = "encoder") -> int:
     """Return what a batch of so many tokens, padding included, needs while it runs.
 
@@ -70,9 +89,11 @@ def count_batch_bytes(config: Mapping[str, Any], tokens: int, longest: int, grap
     computed in (a gated one's gate, product and activation); of the hidden size the layer's input, query, key
     and value before and after they are split into heads, context and sum; and every head's scores of every
     token for every token, twice, as the mask is added to them. All of them count, though scores are gone
-    before the feed-forward part begins: an engine gives the place of one to the other in parts only. 0
-    where the configuration does not name the sizes.
+    before the feed-forward part begins: an engine gives the place of one to the other in parts only. Of a
+    recurrent model see `count_gated_bytes`. 0 where the configuration does not name the sizes.
     """
+    if config.get("cell") in GATES:
+        return count_gated_bytes(config, tokens, graph)
     width, inner, heads = (
         find_size(config, [name.format(graph) for name in names]) for names in (WIDTHS, INNER_WIDTHS, HEADS)
     )
@@ -81,6 +102,26 @@ def count_batch_bytes(config: Mapping[str, Any], tokens: int, longest: int, grap
     inner = inner or INNER_FACTOR * width
     scores = heads * longest
     return int(4 * tokens * (INNER_RESULTS * inner + HIDDEN_RESULTS * width + SCORE_RESULTS * scores))
+
+
+def count_gated_bytes(config: Mapping[str, Any], tokens: int, graph: str) -> int:
+    """Return what a recurrent model's encoder needs for some tokens, or its decoder's step for some rows.
+
+    A layer of the encoder has the products of all tokens at one time. A step compares each row's state with a
+    source of as many tokens as the model takes; additive scores have a vector for each of them, twice.
+    """
+    gates = GATES[config["cell"]]
+    read = config["embedding_size"]
+    memory = config["encoder_size"] * (2 if config["bidirectional"] else 1)
+    size = config["decoder_size"]
+    keys = {"additive": config["attention_size"], "general": size}.get(config["attention"], 0)
+    if graph == "encoder":
+        widest = max(read, memory) if config["encoder_layers"] > 1 else read
+        return int(ITEM * tokens * (READ_RESULTS * widest + gates * memory + STATE_RESULTS * memory + keys))
+    compared = SCORE_RESULTS + (2 * keys if config["attention"] == "additive" else 0)
+    scores = 0 if config["attention"] == "none" else config["max_positions"] * compared
+    joined = 3 * (read + memory + size)  # what the cell reads, and what the output reads, twice
+    return int(ITEM * tokens * (joined + CELL_RESULTS * gates * size + scores))
 
 
 def find_size(config: Mapping[str, Any], names: Sequence[str]) -> int:

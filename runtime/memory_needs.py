@@ -17,6 +17,7 @@ from .activations import (
     count_logit_bytes,
     count_output_bytes,
     count_picture_bytes,
+    count_word_bytes,
     describe_usual_batch,
 )
 from .bundle.artifact import Artifact, Axis, TensorSpec
@@ -100,10 +101,13 @@ def count_weight_bytes(manifest: Manifest, artifacts: Sequence[Artifact], widens
 
 
 def count_kept_bytes(artifact: Artifact, batch: int, rows: int, length: int) -> int:
-    """Return the size of a decoder's cache for some rows, and of what it reads of a batch of sources."""
-    if not artifact.keeps_cache:
+    """Return the size of a decoder's cache for some rows, and of what it reads of a batch of sources.
+
+    Of a recurrent decoder that is also the states that the encoder gives it.
+    """
+    if not artifact.keeps_cache and not artifact.keeps_state:
         return 0
-    sources = [spec for spec in artifact.inputs if spec.role.startswith("cross.")]
+    sources = [spec for spec in artifact.inputs if spec.is_given_by_encoder]
     return count_cache_bytes(artifact, rows, length) + sum(
         count_tensor_bytes(spec, batch, length) for spec in sources
     )
@@ -122,7 +126,8 @@ def count_result_bytes(manifest: Manifest, artifact: Artifact, rows: int, length
     What a translation's encoder gives is the decoder's; see `count_kept_bytes`.
     """
     if manifest.encoder is not None:
-        return count_output_bytes(artifact.outputs, rows, length, rows)
+        words = count_word_bytes(artifact.outputs, count_read_tokens(artifact, rows, rows, length))
+        return count_output_bytes(artifact.outputs, rows, length, rows) + words
     return count_logit_bytes(artifact, rows)
 
 

@@ -14,7 +14,7 @@ from .backends.threads import Threads
 from .bundle.bundle import Bundle
 from .errors import InputError
 from .opening import check_load_request, make_load_request
-from .tasks import find_task
+from .tasks import find_class, find_task
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -71,12 +71,13 @@ class Model(ABC):
         opened = Bundle.open(bundle)
         name = find_task(opened).class_name
         task = opened.manifest.task
-        if task != cls.task:
+        kind = cls if task == cls.task else find_class(opened)
+        if not issubclass(kind, cls):
             raise InputError(
                 f"{opened.folder} is a bundle for {task}, which {cls.__name__} does not support; open it with"
                 f" {name}.load, or with load()"
             )
-        return cls._load(opened, request)
+        return kind._load(opened, request)
 
     @classmethod
     def _load(cls: type[C], bundle: Bundle, request: LoadRequest) -> C:

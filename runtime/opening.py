@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
+from pathlib import Path
 
 from .backends.backend import Backend, LoadRequest, Program
 from .bundle.artifact import rank_exactness
@@ -24,10 +25,12 @@ log = logging.getLogger("planforge")
 # What a call of each task needs beside weights.
 NEEDS = {
     "text-generation": "a cache",
+    "retrieval-generation": "a cache",
     "translation": "a cache",
     "text-encoding": "a text's activations",
     "image-generation": "a picture's activations",
     "image-text-encoding": "a batch's activations",
+    "word-vectors": "a question's scores",
 }
 
 # Parsing a tokenizer holds Python's lock for 80 ms, which ONNX Runtime needs until it begins to pack weights.
@@ -52,6 +55,17 @@ def check_load_request(request: LoadRequest, manifest: Manifest) -> None:
     }
     for name, (low, high, what) in ranges.items():
         check_whole(name, getattr(request, name), low, high, optional=True, what=what)
+    if request.index is not None and manifest.retrieval is None:
+        raise InputError(
+            "index is for a model that reads neighbours of its text, and this one reads none; leave it out",
+            option="index",
+        )
+    for name in ("index", "index_keys"):
+        folder = getattr(request, name)
+        if not isinstance(folder, str | Path | None):
+            raise InputError(f"{name}={folder!r:.200} is not a str or Path, of a folder", option=name)
+    if request.index_keys is not None and request.index is None:
+        raise InputError("index_keys is for an index; give index too", option="index_keys")
     if not isinstance(request.cpu_nodes, bool):
         raise InputError(f"cpu_nodes={request.cpu_nodes!r} is not one of [True, False]")
     if request.prepared not in (True, False, "auto"):
@@ -196,9 +210,12 @@ def check_weights(
         if rank_exactness(own[0].precision) > exactness
     }
     fitting = [f"{precision} has {size / 1e6:.1f} MB" for precision, size in sizes.items() if size < limit]
-    hint = "No other verified precision that runs here needs less"
-    if any(size < weight_bytes for size in sizes.values()):
-        hint = "A precision of fewer bits needs less" + (f" ({', '.join(fitting)})" if fitting else "")
+    if fitting:
+        hint = f"A precision of fewer bits needs less ({', '.join(fitting)})"
+    elif sizes and (least := min(sizes.values())) < weight_bytes:
+        hint = f"No other precision fits either: the smallest has {least / 1e6:.1f} MB"
+    else:
+        hint = "No other verified precision that runs here needs less"
     raise MemoryLimitError(
         f"more than {weight_bytes / 1e6:.1f} MB are needed: {weight_bytes / 1e6:.1f} MB of weights in"
         f" {chosen[0].precision} and {NEEDS[bundle.manifest.task]}; memory_limit is {limit / 1e6:.3g} MB."

@@ -44,8 +44,8 @@ def check_whole(
         return
     allowed = f"of at least {least}" if most is None else f"from {least} to {most}"
     note = f" ({what})" if what else ""
-    kind = "None or an integer" if optional else "an integer"
-    raise InputError(f"{name}={value!r} must be {kind} {allowed}{note}", option=name)
+    way_out = ", or left out" if optional else ""
+    raise InputError(f"{name}={value!r} must be an integer {allowed}{note}{way_out}", option=name)
 
 
 def check_switch(name: str, value: Any) -> None:

@@ -10,6 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from .decoding.chunk import Chunk
     from .decoding.processors import LogitsProcessor
 
@@ -57,6 +59,11 @@ class LoadOptions(TypedDict, total=False):
             this processor and engine, and makes it anew where it is stale. It writes nothing that was not
             asked for once, as that takes more than twice the weights' size on disk. True prepares the bundle
             where it was not yet; False passes over what is there.
+        index: the folder that `planforge index` wrote, for a model that reads neighbours of its text. What it
+            takes itself does not count for memory_limit: its keys' encoder, or at most 96 MiB of places that
+            are kept, and the numbers of a search, some bytes for each of its chunks.
+        index_keys: the encoder's bundle that made the index's keys, where it is no longer where it was. That
+            encoder runs on the same backend and device, with as many threads.
     """
 
     backend: str
@@ -68,6 +75,8 @@ class LoadOptions(TypedDict, total=False):
     device: int
     cpu_nodes: bool
     prepared: bool | Literal["auto"]
+    index: str | Path | None
+    index_keys: str | Path | None
 
 
 class EncoderOptions(TypedDict, total=False):
@@ -76,12 +85,10 @@ class EncoderOptions(TypedDict, total=False):
     Attributes:
         truncation: what happens to a text that is longer than the model: "head", "tail", "head+tail",
             "windows", or None, which refuses it.
-        max_tokens: of a sequence, special tokens included; what the model takes unless given, or where that
-            is less.
+        max_tokens: of a sequence, special tokens included; at most, and by default, what the model takes.
         stride: tokens that neighbouring windows share; a quarter of the model's length unless given.
         parse_special: read special tokens such as [SEP] in the text as such.
-        batch_size: the most sequences that run together; as many as the bundle allows unless given. Fewer
-            run together where they are long.
+        batch_size: the most sequences that run together, fewer if long; by default what the bundle allows.
         progress: True counts finished texts on stderr; a callable gets their number.
     """
 
@@ -93,25 +100,55 @@ class EncoderOptions(TypedDict, total=False):
     progress: ProgressOption
 
 
-class EmbedOptions(EncoderOptions, total=False):
+class ScoreOptions(EncoderOptions, total=False):
+    """The options of pairs, before the first of which a prompt stands, or where a chat template has it.
+
+    Attributes:
+        prompt_name: of the checkpoint's prompt before each text; its special tokens are read as such.
+        prompt: a text in its place, "" for none, read as the texts are; takes precedence over prompt_name.
+    """
+
+    prompt_name: str | None
+    prompt: str | None
+
+
+class PromptOptions(ScoreOptions, total=False):
+    """The options of `TextEncoder.embed_multi`, and of all tasks that embed texts.
+
+    Attributes:
+        input_type: "query" or "document", where a model reads them in two ways: by a prompt of its own, its
+            length, tokens that expand a query, or another graph. Otherwise it changes nothing.
+    """
+
+    input_type: Literal["query", "document"] | None
+
+
+class EmbedOptions(PromptOptions, total=False):
     """The options of `TextEncoder.embed`.
 
     Attributes:
-        pooling: "cls", "mean", "max" or "lasttoken" of the tokens' last hidden states; the checkpoint's
-            unless given.
+        pooling: "cls", "mean", "max" or "lasttoken" of the last hidden states; the checkpoint's by default.
         normalize: to length 1; the checkpoint's choice unless given.
         truncate_dim: keep only so many of a vector's first numbers, before it is normalized.
-        prompt_name: the name of a prompt of the checkpoint to put before each text. Special tokens that it
-            spells are read as such.
-        prompt: a text to put before each text, "" for none; takes precedence over prompt_name. It is read
-            as the texts are: special tokens with parse_special alone.
+        precision: "float32"; "int8" or "uint8" by the export's ranges; "binary" or "ubinary": signs as bits.
     """
 
     pooling: Pooling | None
     normalize: bool | None
     truncate_dim: int | None
-    prompt_name: str | None
-    prompt: str | None
+    precision: Literal["float32", "int8", "uint8", "binary", "ubinary"]
+
+
+class SparseOptions(PromptOptions, total=False):
+    """The options of `TextEncoder.embed_sparse`.
+
+    Attributes:
+        max_active_dims: keep only so many of a text's weights, the largest.
+        min_weight: leave out weights that are not above it; 0 unless given.
+    """
+
+    max_active_dims: int | None
+    min_weight: float
 
 
 class FeatureOptions(EncoderOptions, total=False):
@@ -131,8 +168,7 @@ class ClassifyOptions(EncoderOptions, total=False):
         logits: give the logits too; the mean of those of a text's windows.
         candidate_labels: labels of your own, which a model of natural language inference (one with a label
             "entailment") judges each text by: zero-shot classification. Each costs a sequence of its own.
-        hypothesis_template: what is said of a text, with {} for the label; "This example is {}." unless
-            given.
+        hypothesis_template: what is said of a text, {} being the label; by default "This example is {}.".
         multi_label: judge each label by itself, as several may hold; their probabilities do not sum to 1.
     """
 
@@ -142,7 +178,7 @@ class ClassifyOptions(EncoderOptions, total=False):
     multi_label: bool
 
 
-class RankOptions(EncoderOptions, total=False):
+class RankOptions(ScoreOptions, total=False):
     """The options of `TextEncoder.rank`.
 
     Attributes:

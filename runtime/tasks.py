@@ -20,17 +20,22 @@ class Task(NamedTuple):
 
 PICTURES = "image-generation"
 LIKENESS = "image-text-encoding"
-# What models of pictures do, and the arguments of `planforge run` that do it.
+WORDS = "word-vectors"
+RETRIEVAL = "retrieval-generation"
+# What models do that read no texts, or pictures too, and the arguments of `planforge run` that do it.
 USES = {
     PICTURES: ("makes pictures", '"a red three" -o picture.png'),
     LIKENESS: ("compares a picture with texts", '--image picture.png "a cat" "a dog"'),
+    WORDS: ("finds words that mean alike", "king"),
 }
 TASKS = {
     "text-generation": Task("generate.text_generator", "TextGenerator"),
     "text-encoding": Task("encode.text_encoder", "TextEncoder"),
+    RETRIEVAL: Task("generate.retrieval_generator", "RetrievalGenerator"),
     "translation": Task("translate.translator", "Translator"),
     PICTURES: Task("images.image_generator", "ImageGenerator"),
     LIKENESS: Task("images.image_text_encoder", "ImageTextEncoder"),
+    WORDS: Task("words.word_vectors", "WordVectors"),
 }
 
 
@@ -42,8 +47,8 @@ def find_task(bundle: Bundle) -> Task:
     return TASKS[task]
 
 
-def refuse_pictures(bundle: Bundle, what: str) -> None:
-    """Refuse a bundle that makes or reads pictures, for what is there for texts alone; say what it does."""
+def refuse_others(bundle: Bundle, what: str) -> None:
+    """Refuse a bundle of pictures or words, for what is there for models of text alone; say what it does."""
     if bundle.manifest.task in USES:
         import shlex  # a quicker start without it
 

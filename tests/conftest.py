@@ -204,6 +204,7 @@ def minilm_bundle(once: Callable[[str], Once]) -> Path:
 HEADS = {
     "classifier": ("BertForSequenceClassification", 3),
     "ranker": ("BertForSequenceClassification", 1),
+    "chooser": ("BertForMultipleChoice", 1),
     "tagger": ("BertForTokenClassification", 3),
     "reader": ("BertForQuestionAnswering", 2),
     "pretrained": ("BertForPreTraining", 2),
@@ -260,6 +261,81 @@ def dates_bundle(once: Callable[[str], Once]) -> Path:
             target = ["cpu", "portable"]
             export("transformer-demo", folder, target=target, outputs=["cross_attentions"])
     return folder
+
+
+@pytest.fixture(scope="session")
+def recurrent_bundle(once: Callable[[str], Once]) -> Path:
+    """A random GRU of two directions with additive attention, its plans too. Don't change it."""
+    from planforge.exporter import export
+
+    from .helpers.recurrent import write_recurrent
+
+    with once("recurrent") as (folder, first):
+        if first:
+            checkpoint = write_recurrent(folder / "checkpoint")
+            outputs = ["cross_attentions"]
+            export(checkpoint, folder / "bundle", target=["cpu", "rtx"], outputs=outputs, max_batch=4)
+    return folder / "bundle"
+
+
+@pytest.fixture(scope="session")
+def retrieval_bundle(once: Callable[[str], Once]) -> Callable[[str], Path]:
+    """The bundle of a kind of `WRITERS` in fp32, beside its folder "checkpoint". Don't change them."""
+    from planforge.exporter import export
+
+    from .helpers.retrieval_folders import write_folder
+
+    @functools.cache
+    def bundle(kind: str) -> Path:
+        with once(f"retrieval-{kind}") as (folder, first):
+            if first:
+                checkpoint = write_folder(kind, folder / "checkpoint")
+                export(checkpoint, folder / "bundle", target=["cpu"], precision=["fp32"])
+        return folder / "bundle"
+
+    return bundle
+
+
+@pytest.fixture(scope="session")
+def splade_bundle(retrieval_bundle: Callable[[str], Path]) -> Path:
+    """A random SPLADE in fp32. Don't change it."""
+    return retrieval_bundle("splade")
+
+
+@pytest.fixture(scope="session")
+def retro_bundle(once: Callable[[str], Once]) -> Path:
+    """A random RETRO in fp32, int8 and fp16, its plans too. Don't change it."""
+    from planforge.exporter import export
+
+    from .helpers.retro import write_retro
+
+    with once("retro") as (folder, first):
+        if first:
+            checkpoint = write_retro(folder / "checkpoint")
+            options: dict[str, Any] = {"precision": ["fp32", "int8", "fp16"], "target": ["cpu", "rtx"]}
+            report = export(checkpoint, folder / "bundle", sms=["sm86"], max_batch=4, **options).report
+            assert report is not None and report.with_pytorch and report.passed
+    return folder / "bundle"
+
+
+@pytest.fixture(scope="session")
+def recurrent_kind(once: Callable[[str], Once]) -> Callable[[str], Path]:
+    """The bundle of one of `helpers.recurrent.KINDS`: fp32 for a CPU, verified. Don't change it."""
+    from planforge.exporter import export
+
+    from .helpers.recurrent import write_recurrent
+
+    @functools.cache
+    def bundle(kind: str) -> Path:
+        with once(f"recurrent-{kind}") as (folder, first):
+            if first:
+                checkpoint = write_recurrent(folder / "checkpoint", kind)
+                options: dict[str, Any] = {"precision": ["fp32"], "target": ["cpu"], "verify": "quick"}
+                report = export(checkpoint, folder / "bundle", **options).report
+                assert report is not None and report.with_pytorch and report.passed
+        return folder / "bundle"
+
+    return bundle
 
 
 @pytest.fixture(scope="session")
@@ -366,6 +442,25 @@ def imported(exported: Path, once: Callable[[str], Once]) -> Callable[[str], Pat
         return folder
 
     return bundle
+
+
+@pytest.fixture(scope="session")
+def words_bundle(once: Callable[[str], Once]) -> Path:
+    """Random word vectors for ONNX Runtime, in fp32 and int8, and in fp16, verified. Don't change it.
+
+    The file of vectors lies beside it, as "vectors.txt".
+    """
+    from planforge.exporter import export
+
+    from .helpers.words import write_glove
+
+    with once("words") as (folder, first):
+        if first:
+            folder.mkdir(exist_ok=True)
+            write_glove(folder / "vectors.txt")
+            options: dict[str, Any] = {"precision": ["fp32", "fp16", "int8"]}
+            export(folder / "vectors.txt", folder / "bundle", target=["cpu", "portable"], **options)
+    return folder / "bundle"
 
 
 @pytest.fixture(scope="session")

@@ -13,6 +13,8 @@ SENTENCES = 2000
 MIXED = (8, 25, 42, 59, 76, 94, 111, 128)  # tokens of a batch of eight, special ones included
 INT8_DIFFERS = {"precision": "int8 is compared with fp32; its cosine to fp32 says what it costs"}
 RUNTIME = "ONNX Runtime alone"
+PEERS = ("onnxruntime", "openvino", "fastembed")
+NNCF = "OpenVINO, quantized by NNCF"
 FAITHFUL = (
     Limit("planforge int8", "cosine_mean", at_least=0.999),
     Limit("planforge int8", "cosine_min", at_least=0.99),
@@ -44,6 +46,8 @@ def minilm(work: Path) -> Case:
         "sentence-transformers": Entry("sentence_transformers", "fp32", "bert-demo", texts),
         "onnxruntime": Entry("optimum_onnx", "fp32", "bert-demo", texts, settings=limit, label=RUNTIME),
         "onnxruntime int8": Entry("optimum_onnx", "int8", "bert-demo", texts, settings=limit, label=RUNTIME),
+        "openvino int8": Entry("openvino", "int8", "bert-demo", texts, settings=limit, label=NNCF),
+        "fastembed int8": Entry("fastembed", "int8", "bert-demo", texts, settings=limit),
     }
     return Case(
         "encode-minilm",
@@ -51,7 +55,11 @@ def minilm(work: Path) -> Case:
         f"all-MiniLM-L6-v2, {SENTENCES:,} sentences: texts/s",
         entries,
         varies=INT8_DIFFERS,
-        targets=(Target("planforge int8", "sentence-transformers", "per_s", 4.0), *FAITHFUL),
+        targets=(
+            Target("planforge int8", "sentence-transformers", "per_s", 4.0),
+            *(Target("planforge int8", f"{peer} int8", "per_s", 1.15) for peer in PEERS),
+            *FAITHFUL,
+        ),
         rounds=3,
     )
 

@@ -41,7 +41,7 @@ class LlamaCpp(System):
     def prepare(
         self, checkpoint: Path, kind: str, precision: str, out: Path, settings: Mapping[str, Any]
     ) -> None:
-        import gguf  # type: ignore[import-not-found]
+        import gguf
 
         config = json.loads((checkpoint / "config.json").read_text(encoding="utf-8"))
         if config["model_type"] not in ARCHITECTURES:

@@ -23,7 +23,7 @@ class OptimumOnnx(System):
     """
 
     name = "optimum-onnx"
-    packages = ("optimum-onnx", "onnxruntime", "transformers", "torch")
+    packages: tuple[str, ...] = ("optimum-onnx", "onnxruntime", "transformers", "torch")
     classes: Mapping[str, str] = {"fp32": "fp32", "int8": "8-bit"}
     differences: Mapping[str, str] = {
         "prefill_logit_rows": "its graph computes the logits of every token of the prompt"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import logging
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -20,7 +21,7 @@ from ..errors import ExportError
 from ..execution.node_executor import ExecutedProgram, NodeExecutor, NotFiniteError
 from ..graphs import describe_in_fp32
 from ..memory import give_back_memory
-from ..number_formats import NumberFormat
+from ..number_formats import CPU_INTEGERS, NumberFormat
 from ..passes.fp16_ranges import Fp32Reason, choose_fp32_nodes
 from ..passes.int8_rows import (
     ATTENTION_WORTH,
@@ -32,7 +33,9 @@ from ..passes.int8_rows import (
     find_linears,
 )
 from ..passes.quantize import MIN_ROWS, QuantizedWeights, find_lookups
+from ..passes.quantized_weight import QuantizedWeight
 from ..passes.static_rows import choose_static_product, split_product
+from ..passes.weights import read_array
 from ..precisions import PRECISIONS
 from ..reference_model import is_module, offload_weights, restore_weights
 from ..tasks.verifier import Verifier
@@ -44,8 +47,11 @@ if TYPE_CHECKING:
     import onnx_ir as ir
     from torch import Tensor, nn
 
+    from ...models.quantized_files import FileCodes
     from ..reference_model import ReferenceModel
     from ..tasks.rounding import Rounding
+
+log = logging.getLogger("planforge")
 
 Array = npt.NDArray[np.float32]
 
@@ -111,10 +117,11 @@ def calibrate(
     graphs: Mapping[str, ir.Model],
     progress: Callable[[str], None] = lambda line: None,
     quantizer: str = "gptq",
+    kept: Mapping[str, FileCodes] = {},
 ) -> Calibration:
     """Calibrate a model for the precisions of the examined bundle, whose graphs are given by recipe id.
 
-    `quantizer` is that of a `Request`.
+    `quantizer` is that of a `Request`; `kept` are codes of weights that others quantized, by their names.
     """
     run = partial(verifier.run_calibration_texts, model)
     manifest = verifier.bundle.manifest
@@ -126,7 +133,8 @@ def calibrate(
     weights = {}
     if any(kind.weight_bits for kind in kinds):
         assert is_module(model)  # an import of graphs alone has no precision with quantized weights
-        weights = choose_weights(verifier, model, graphs, run, progress, quantizer == "gptq")
+        codes = keep_codes(kept, model)
+        weights = choose_weights(verifier, model, graphs, run, progress, quantizer == "gptq", codes)
     fp32_nodes = {}
     for artifact in manifest.artifacts:
         if artifact.is_half and artifact.recipe_id not in fp32_nodes:
@@ -144,6 +152,7 @@ def choose_weights(
     run: Callable[[], None],
     progress: Callable[[str], None],
     gptq: bool,
+    kept: Mapping[str, QuantizedWeight],
 ) -> dict[str, QuantizedWeights]:
     """Return the quantized weights of each precision that has some."""
     artifacts = verifier.bundle.manifest.artifacts
@@ -159,7 +168,8 @@ def choose_weights(
         known = select_known_weights(own, model, with_tables=not kind.is_half)
         tables = {weight.name for graph in own for _, weight in find_lookups(graph.graph)} & known.keys()
         products = {}
-        if kind.rounds_rows and verifier.task.rounds_rows:
+        own_codes = {} if kind.is_half else {n: codes for n, codes in kept.items() if n in known}
+        if kind.rounds_rows and verifier.task.rounds_rows and not own_codes:
             products = choose_row_products(model, own[0].graph, run, gptq, progress, kind.rows)
         if kind.rows is not None:
             begun = QuantizedWeights(kind.weight_bits, 0, {}, known, formats=kind.formats)
@@ -167,13 +177,57 @@ def choose_weights(
             restore_weights(model)
             continue
         by_rows = {name for names in products for name in names}
-        by_blocks = {name: read for name, read in known.items() if name not in by_rows}
-        begun = QuantizedWeights(kind.weight_bits, 0, {}, by_blocks, formats=kind.formats)
-        blocks = choose_blocks(begun, sample, measures, tables, progress)
+        by_blocks = {n: read for n, read in known.items() if n not in by_rows and n not in own_codes}
+        # What others left in floats has 8 bits beside codes of theirs: tables, most often, and the head.
+        bits = 8 if own_codes else kind.weight_bits
+        begun = QuantizedWeights(bits, 0, {}, by_blocks, formats=kind.formats)
+        blocks = choose_blocks(begun, sample, measures, tables, progress) if by_blocks else begun
+        blocks = keep_beside(blocks, own_codes, kind.weight_bits) if own_codes else blocks
         chosen[name] = replace(blocks, products=products)
         restore_weights(model)
         give_back_memory()
     return chosen
+
+
+def keep_codes(codes: Mapping[str, FileCodes], model: nn.Module) -> dict[str, QuantizedWeight]:
+    """Return the weights of a model that a checkpoint's files quantized, as they are.
+
+    A weight that the model has another way, such as with rows in another order, is left out: a warning says
+    how many.
+    """
+    parameters = dict(model.named_parameters(remove_duplicate=False))
+    found = {}
+    for name, own in codes.items():
+        if name not in parameters:
+            continue
+        middle = 1 << (own.bits - 1)
+        zeros = (own.zeros.astype(np.int16) - middle).astype(np.int8)
+        weight = QuantizedWeight(
+            (own.codes.astype(np.int16) - middle).astype(np.int8),
+            own.scales,
+            CPU_INTEGERS[own.bits],
+            kept=True,
+            zeros=zeros if zeros.any() else None,
+            order=own.order,
+        )
+        if np.array_equal(weight.dequantize(), read_array(parameters[name])):
+            found[name] = weight
+    if anew := sorted(codes.keys() - found.keys()):
+        words = "%d of %d quantized weights, such as %s, cannot keep their codes, and are quantized anew"
+        log.warning(words, len(anew), len(codes), anew[0])
+    return found
+
+
+def keep_beside(chosen: QuantizedWeights, kept: Mapping[str, QuantizedWeight], bits: int) -> QuantizedWeights:
+    """Return weights with those that files quantized beside them; most have the files' blocks."""
+    return replace(
+        chosen,
+        usual_bits=bits,
+        size=max(weight.size for weight in kept.values()),
+        bits={**chosen.bits, **{name: weight.format.bits for name, weight in kept.items()}},
+        read={**chosen.read, **{name: weight.dequantize for name, weight in kept.items()}},
+        compensated={**chosen.compensated, **kept},
+    )
 
 
 def hash_texts(verifier: Verifier) -> str:

@@ -77,14 +77,13 @@ def convert_graph(graph: ir.Model, artifact: Artifact, calibration: Calibration)
     precision = PRECISIONS[artifact.precision]
     graph = graph.clone()
     try:
-        if artifact.fuses_scores:
+        weights = calibration.weights[precision.weights] if precision.weight_bits else None
+        rounds_products = weights is not None and bool(weights.products) and artifact.dialect == "ort"
+        if artifact.fuses_scores or rounds_products:
             fuse_attention(graph)
-            if any(node.op_type == "Softmax" for node in graph.graph):
-                raise ValueError("an attention has a form that is not written as one node")
-        if precision.weight_bits:
-            weights = calibration.weights[precision.weights]
-            if weights.products and artifact.dialect == "ort":
-                fuse_attention(graph)
+        if artifact.fuses_scores and any(node.op_type == "Softmax" for node in graph.graph):
+            raise ValueError("an attention has a form that is not written as one node")
+        if weights is not None:
             for form in precision.storage[artifact.dialect]:
                 FORMS[form].store(graph, weights)
         elif artifact.dialect == "ort" and not precision.is_half:

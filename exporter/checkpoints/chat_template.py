@@ -54,37 +54,47 @@ def read_chat_template(folders: Iterable[Path]) -> TemplateFile | None:
 
 
 def find_templates(folder: Path, settings: Mapping[str, Any]) -> dict[str, str]:
-    """Return the template "default", and where there is one "tool_use", from where transformers reads them.
+    """Return the template "default", and where there is one "tool_use"; none of a folder without any."""
+    found = list_templates(folder, settings)
+    if not found:
+        return {}
+    if "default" not in found:
+        raise ValueError(f"of the templates {sorted(map(str, found))} none is 'default'")
+    return {name: check_is_text(found[name]) for name in FILES if name in found}
+
+
+def check_is_text(template: Any) -> str:
+    """Return a template; refuse one that is no text."""
+    if not isinstance(template, str):
+        raise ValueError(f"a chat_template must be a string, not {type(template).__name__}")
+    return template
+
+
+def list_templates(folder: Path, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return all templates by name, from where transformers reads them, as they are.
 
     Files in jinja2 come before tokenizer_config.json; chat_template.json, which older processors wrote, last.
     """
     paths = {path.stem: path for path in sorted((folder / "additional_chat_templates").glob("*.jinja"))}
     if (path := folder / "chat_template.jinja").is_file():
         paths["default"] = path
-    found: Any = {name: read_text(path) for name, path in paths.items()}
-    source = "the files of templates"
-    if not paths:
-        source = "tokenizer_config.json"
-        found = settings.get("chat_template")
-        if found is None and (path := folder / "chat_template.json").is_file():
-            source = path.name
-            legacy = json.loads(read_text(path))
-            found = legacy.get("chat_template") if isinstance(legacy, dict) else legacy
-        if found is None:
-            return {}
-        if isinstance(found, list):
-            found = {entry.get("name"): entry.get("template") for entry in found if isinstance(entry, dict)}
-        elif isinstance(found, str):
-            found = {"default": found}
-        else:
-            raise ValueError(f"{source}'s chat_template must be a string, not {type(found).__name__}")
-    if "default" not in found:
-        raise ValueError(f"{source} has templates {sorted(map(str, found))}, none is 'default'")
-    texts = {name: found[name] for name in FILES if name in found}
-    for text in texts.values():
-        if not isinstance(text, str):
-            raise ValueError(f"{source}'s chat_template must be a string, not {type(text).__name__}")
-    return texts
+    if paths:
+        return {name: read_text(path) for name, path in paths.items()}
+    source = "tokenizer_config.json"
+    found: Any = settings.get("chat_template")
+    if found is None and (path := folder / "chat_template.json").is_file():
+        source = path.name
+        legacy = json.loads(read_text(path))
+        found = legacy.get("chat_template") if isinstance(legacy, dict) else legacy
+    if found is None:
+        return {}
+    if isinstance(found, list):
+        found = {entry.get("name"): entry.get("template") for entry in found if isinstance(entry, dict)}
+    elif isinstance(found, str):
+        found = {"default": found}
+    else:
+        raise ValueError(f"{source}'s chat_template must be a string, not {type(found).__name__}")
+    return dict(found)
 
 
 def read_text(path: Path) -> str:

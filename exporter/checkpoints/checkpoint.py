@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from ...runtime.bundle.defaults import EncoderDefaults, GenerationDefaults, SpecialTokens
 from ...runtime.bundle.image_defaults import ImageDefaults, LikenessDefaults, PromptDefaults
+from ...runtime.bundle.retrieval_defaults import RetrievalDefaults
+from ...runtime.bundle.word_defaults import WordDefaults
 from ...runtime.errors import InputError
 from ...runtime.text.piece_tokenizer import PIECES, PLAIN, open_tokenizer
 from ...runtime.text.tokenizer import Tokenizer
@@ -20,6 +22,15 @@ from ..tracing.recipes import RECIPES, Recipe, TraceOptions, make_all_recipes
 from .chat_template import TemplateFile, read_chat_template
 from .generation_config import Settings, merge_settings, read_decoder_defaults, read_translation_defaults
 from .likeness import read_likeness
+from .pair_templates import read_pair_templates
+from .roles import (
+    add_special_tokens,
+    check_query_tokenizer,
+    compose_prompts,
+    find_prefix_tokens,
+    read_roles,
+    warn_of_pickles,
+)
 from .source import Source
 from .tokenizers.files import (
     build_tokenizer_json,
@@ -34,13 +45,16 @@ from .tokenizers.unknown_tokens import remove_unknown_tokens
 
 if TYPE_CHECKING:
     from ...models.diffusers_folder import Pipeline
+    from ...models.quantized_files import FileCodes
     from ...models.sentence_transformers import SentenceModules
 
 log = logging.getLogger("planforge")
 
+CHOICE = "choice"  # the label of a model that gives each of several choices a logit
 PROBLEM_TYPES = ("regression", "single_label_classification", "multi_label_classification")
 # Steps and guidance scale of diffusers' classes: of models without an embedded guidance scale, and with one.
 PICTURE_DEFAULTS = ((50, 7.5), (4, 8.5))
+WIDEN = "set max_positions of its config.json to export it for longer texts"
 USUAL_LENGTH = 4096  # of a longer context, where an export names none: memory and checks grow with it
 
 
@@ -50,10 +64,21 @@ class Checkpoint:
     exporter = ""  # the exporter of its graphs, if it is not PlanForge
     unshared = ""  # why its attention cannot run over shared buffers, if that is known
     modules: SentenceModules | None = None  # that sentence-transformers adds
+    prefix_tokens: Mapping[str, int] = {}  # special tokens that stand before queries and documents
     pipeline: Pipeline | None = None  # the parts of a diffusers folder
     images: ImageDefaults | None = None
     likeness: LikenessDefaults | None = None
+    words: WordDefaults | None = None
+    retrieval: RetrievalDefaults | None = None
     explanations: Mapping[str, Recipe] = {}  # of the graphs that explain the model, if they were asked for
+
+    def read_codes(self) -> Mapping[str, FileCodes]:
+        """Return the codes of weights that others quantized, by the names of our model's parameters."""
+        from ...models.checkpoint import describe
+        from ...models.weights import read_kept_codes
+
+        with raise_checkpoint_errors():
+            return read_kept_codes(describe(self.source.folder))
 
     def __init__(
         self,
@@ -61,6 +86,7 @@ class Checkpoint:
         max_batch: int | None = None,
         max_length: int | None = None,
         outputs: tuple[str, ...] = (),
+        extrapolate: bool = False,
     ) -> None:
         from ...models.checkpoint import describe
 
@@ -75,7 +101,7 @@ class Checkpoint:
         self.task = found.task
         recipes = RECIPES[self.task]
         self.modules = found.modules
-        length = self.choose_length(max_length, recipes.read_context(self.config))
+        length = self.choose_length(max_length, recipes.read_context(self.config), extrapolate)
         self.choices = TraceOptions(max_batch or recipes.MAX_BATCH, length, outputs)
         self.recipes, self.explanations = make_all_recipes(self.task, self.config, self.choices)
         self.read_tokenizers()
@@ -85,15 +111,50 @@ class Checkpoint:
             self.images = self.read_images(found.pipeline)
         if self.traits.compares_images:
             self.likeness = read_likeness(self.folder, self.read_prompts(), self.config)
+        if self.traits.has_word_vectors:
+            self.words = self.read_words()
+        if self.traits.reads_neighbours:
+            config: Any = self.config
+            sizes = config.chunk_length, config.neighbours, config.neighbour_length
+            self.retrieval = RetrievalDefaults(*sizes)
 
-    def choose_length(self, asked: int | None, context: int) -> int:
-        """Return the length asked for, else the model's context, or the cut of sentence-transformers."""
+    @property
+    def is_static(self) -> bool:
+        """Return whether the model is a table of rows alone."""
+        return self.modules is not None and self.modules.is_static
+
+    def choose_length(self, asked: int | None, context: int, extrapolate: bool = False) -> int:
+        """Return the length asked for, else the model's context, or the cut of sentence-transformers.
+
+        A longer one than the context is for `extrapolate`, where positions are computed.
+        """
         least = self.traits.min_length
-        if asked is not None and not least <= asked <= context:
-            raise InputError(f"max_length={asked} must be from {least} to the model's context of {context}")
+        computes = getattr(self.config, "computes_positions", False)
+        is_recurrent = getattr(self.config, "is_recurrent", False)
+        if extrapolate and is_recurrent:
+            raise InputError(
+                f"extrapolate is for models with positions, and a recurrent model has none; {WIDEN}"
+            )
+        if extrapolate and not computes:
+            raise InputError(
+                f"extrapolate is for positions that are computed; this model has learned those of {context}"
+                " tokens and no others. Leave it out, and cut longer texts"
+            )
+        if asked is not None and not (least <= asked and (asked <= context or extrapolate)):
+            hint = "; extrapolate=True (--extrapolate) computes positions beyond it" if computes else ""
+            hint = f"; {WIDEN}" if is_recurrent else hint
+            raise InputError(
+                f"max_length={asked} must be from {least} to the model's context of {context}{hint}"
+            )
+        if asked is not None and asked > context:
+            log.warning(
+                "positions behind %d tokens, the longest text of the model's training, are computed: it has"
+                " not learned from such texts, and verification compares with PyTorch alone",
+                context,
+            )
         cut = None if self.modules is None else self.modules.max_seq_length
         length = asked or min(context, cut or context)
-        if asked is not None or length <= USUAL_LENGTH:
+        if asked is not None or length <= USUAL_LENGTH or self.is_static:
             return length
         log.warning(
             "the bundle's context is %s tokens, the model's is %s; --max-length %d exports all of it, but"
@@ -118,7 +179,18 @@ class Checkpoint:
             ]
         else:
             self.tokenizer_kind = PLAIN
-            found = [("tokenizer", build_tokenizer_json(folder), config.vocab_size)]
+            data = build_tokenizer_json(folder)
+            if self.modules is not None and self.modules.roles.prefixes:
+                prefixes = dict(self.modules.roles.prefixes).values()
+                self.prefix_tokens = find_prefix_tokens(data, prefixes)
+                data = add_special_tokens(data, self.prefix_tokens)
+            if self.modules is not None and self.modules.query is not None:
+                query = self.modules.query
+                other = build_tokenizer_json(query.transformer)
+                check_query_tokenizer(
+                    data, other, query.transformer, config.query.vocab_size, query.is_static
+                )
+            found = [("tokenizer", data, config.vocab_size)]
         self.chat_template: TemplateFile | None = None
         if self.traits.continues_texts:
             self.chat_template = read_chat_template(dict.fromkeys((folder, self.source.folder)))
@@ -134,7 +206,9 @@ class Checkpoint:
                     f"{folder}: {stem}.json has {opened.vocab_size} tokens, but config.json's vocabulary and"
                     f" the embedding {size}: {find_hint('vocab_size', size, opened.vocab_size)}"
                 )
-            opened.encode("Zoë 我 🙂")  # fails here, not at a user's text, without a token for the unknown
+            if not self.traits.has_word_vectors:
+                # Fails here, not at a user's text, without a token for the unknown.
+                opened.encode("Zoë 我 🙂")
             self.tokenizer_files[stem] = known
             self.tokenizers.append(opened)
         first = next(iter(self.tokenizer_files.values()))
@@ -170,7 +244,8 @@ class Checkpoint:
         """Return how sequences begin and end, by generation_config.json or config.json; None for encoders."""
         from ...models.folder import read_json
 
-        if self.traits.encodes or self.traits.makes_images or self.traits.compares_images:
+        traits = self.traits
+        if not (traits.continues_texts or traits.has_sources):
             return None
         folder = self.folder
         with raise_checkpoint_errors():
@@ -210,11 +285,13 @@ class Checkpoint:
         if not self.traits.encodes:
             return None
         tokens = find_special_tokens(self.folder, self.tokenizers[0])
-        framed, separators = self.read_frames(tokens)
-        classifies = {"sequence_classification", "token_classification"} & set(config.heads)
+        classifies = {"sequence_classification", "token_classification"} & set(config.output_heads)
         embeds: dict[str, Any] = {}
         if modules is not None:
-            embeds = {"prompts": modules.prompts, "default_prompt": modules.default_prompt}
+            embeds = {"prompts": compose_prompts(modules), "default_prompt": modules.default_prompt}
+            warn_of_pickles(modules)
+            embeds["roles"] = read_roles(modules, self.tokenizers[0], tokens, self.choices.max_length)
+            embeds["pairs"] = read_pair_templates(modules)
         if config.sentence is not None:
             embeds |= {
                 "pooling": "+".join(config.sentence.pooling),
@@ -224,10 +301,9 @@ class Checkpoint:
         return EncoderDefaults(
             max_length=self.choices.max_length,
             tokens={role: tokens[role] for role in ("cls", "sep", "pad", "mask") if role in tokens},
-            separators=separators,
-            framed=framed,
+            **self.read_frames(tokens),
             segments=reads_segments(self.folder, next(iter(self.tokenizer_files.values()))),
-            heads=config.heads,
+            heads=config.output_heads,
             labels=self.read_labels(config.num_labels) if classifies else (),
             problem_type=self.read_problem_type(config.num_labels)
             if "sequence_classification" in config.heads
@@ -257,6 +333,12 @@ class Checkpoint:
             guidance_features=pipeline.config.unet.time_cond_proj_dim,
         )
 
+    def read_words(self) -> WordDefaults:
+        """Return how word vectors are asked, and which vector stands for words without one."""
+        from ...models.word_vectors import UNKNOWN
+
+        return WordDefaults(self.choices.max_length, self.tokenizers[0].find_id(UNKNOWN))
+
     def read_prompts(self) -> PromptDefaults:
         """Return how texts are read that belong to pictures."""
         tokens = find_special_tokens(self.folder, self.tokenizers[0])
@@ -271,42 +353,64 @@ class Checkpoint:
             pad=tokens.get("pad", tokens["eos"]),
         )
 
-    def read_frames(self, tokens: Mapping[str, int]) -> tuple[str, int]:
-        """Return the frame of "cls" and "sep" around texts, and the number of "sep" between two texts.
+    def read_frames(self, tokens: Mapping[str, int]) -> dict[str, Any]:
+        """Return the settings of `EncoderDefaults` that say which tokens stand around texts.
 
         Raises:
-            CheckpointError: the tokenizer puts other tokens around texts than the runtime does.
+            CheckpointError: the tokenizer's special tokens cannot be told, or it has no choice token.
         """
-        if self.frames == (SpecialTokens(), SpecialTokens()):
-            return "none", 1
-        if missing := {"cls", "sep"} - set(tokens):
+        if self.reads_choice_token:
+            return {"framed": "own", "frames": self.end_with_choice(tokens)}
+        if self.is_static or self.frames == (SpecialTokens(), SpecialTokens()):
+            return {"framed": "none"}
+        missing = {"cls", "sep"} - set(tokens)
+        if self.frames is None and missing:
             raise CheckpointError(
                 f"{self.folder}: the tokenizer adds special tokens, but names no"
                 f" {' and no '.join(sorted(missing))} token; add tokenizer_config.json or"
                 " special_tokens_map.json"
             )
         if self.frames is None:
-            return "all", 1
-        single, pair = self.frames
-        if (single, pair) == (SpecialTokens((tokens["cls"],), (), (tokens["sep"],)), SpecialTokens()):
-            return "single", 1
-        defaults = EncoderDefaults(1, tokens, separators=max(1, len(pair.between)))
-        if (single, pair) == (defaults.make_special_tokens(), defaults.make_special_tokens(is_pair=True)):
-            return "all", defaults.separators
-        spell = self.tokenizers[0].spell
-        spelled = [
-            " ".join(map(spell, part)) or "nothing"
-            for part in (single.prefix, single.suffix, pair.prefix, pair.between, pair.suffix)
+            return {"framed": "all"}
+        if not missing:
+            single, pair = self.frames
+            if (single, pair) == (SpecialTokens((tokens["cls"],), (), (tokens["sep"],)), SpecialTokens()):
+                return {"framed": "single"}
+            defaults = EncoderDefaults(1, tokens, separators=max(1, len(pair.between)))
+            if (single, pair) == (defaults.make_special_tokens(), defaults.make_special_tokens(is_pair=True)):
+                return {"framed": "all", "separators": defaults.separators}
+        return {"framed": "own", "frames": self.frames}
+
+    @property
+    def chooses(self) -> bool:
+        """Return whether the model gives each of several choices a logit."""
+        return bool(getattr(self.config, "chooses", False))  # no graph of another exporter does
+
+    @property
+    def reads_choice_token(self) -> bool:
+        """Return whether the model reads a choice at a token of its own."""
+        return bool(getattr(self.config, "reads_choice_token", False))
+
+    def end_with_choice(self, tokens: Mapping[str, int]) -> tuple[SpecialTokens, SpecialTokens]:
+        """Return the special tokens around texts, with the choice token behind all others."""
+        if "cls" not in tokens:
+            raise CheckpointError(
+                f"{self.folder}: the tokenizer has no choice token, which a double-heads model reads: with"
+                " transformers, tokenizer.add_special_tokens({'cls_token': '[CLS]'}),"
+                " model.resize_token_embeddings(len(tokenizer)), and train the head on it"
+            )
+        single, pair = self.frames or (SpecialTokens(), SpecialTokens())
+        choice = (tokens["cls"],)
+        ended = [
+            frame if frame.suffix[-1:] == choice else replace(frame, suffix=(*frame.suffix, *choice))
+            for frame in (single, pair)
         ]
-        raise CheckpointError(
-            f"{self.folder}: the tokenizer puts {spelled[0]} before a text and {spelled[1]} after it, and"
-            f" {spelled[2]} before a pair, {spelled[3]} between its texts and {spelled[4]} after it; only"
-            f" {spell(tokens['cls'])} before, and {spell(tokens['sep'])} between and after, or none, are"
-            " supported"
-        )
+        return ended[0], ended[1]
 
     def read_labels(self, count: int) -> tuple[str, ...]:
         """Return the classes' names from config.json's id2label; LABEL_0 and so on without one."""
+        if self.chooses:
+            return (CHOICE,)
         named = self.config_json.get("id2label")
         if named is None:
             log.warning("config.json has no id2label; the classes are called LABEL_0 to LABEL_%d", count - 1)
@@ -326,7 +430,7 @@ class Checkpoint:
     def read_problem_type(self, count: int) -> str:
         """Return the problem type of the logits; where config.json has none, as transformers infers it."""
         kind = self.config_json.get("problem_type")
-        if kind is None:
+        if kind is None or self.chooses:
             return "regression" if count == 1 else "single_label_classification"
         if kind not in PROBLEM_TYPES:
             raise CheckpointError(f"config.json: problem_type {kind!r} is not one of {PROBLEM_TYPES}")
@@ -340,6 +444,8 @@ class Checkpoint:
 
     def read_score_activation(self) -> str:
         """Return how a cross-encoder's logit becomes a score, as in sentence-transformers."""
+        if self.chooses:
+            return "identity"
         settings: Any = self.config_json.get("sentence_transformers")
         own = settings.get("activation_fn") if isinstance(settings, dict) else None
         named = {"config.json": own or self.config_json.get("sbert_ce_default_activation_function")}

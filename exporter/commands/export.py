@@ -12,6 +12,7 @@ from ...runtime.apps.commands.run_options import JsonOption, make_option
 from .options import (
     AcceptOption,
     BuilderLevelOption,
+    ExtrapolateOption,
     ForceOption,
     MaxBatchOption,
     MaxLengthOption,
@@ -43,11 +44,15 @@ def export(
     profiling: ProfilingOption = None,
     max_batch: MaxBatchOption = None,
     max_length: MaxLengthOption = None,
+    extrapolate: ExtrapolateOption = False,
     outputs: OutputsOption = None,
+    adapter: Annotated[
+        Path | None, make_option("A folder that peft wrote (LoRA, DoRA, IA3), to merge into the weights.")
+    ] = None,
     exporter: Annotated[
         str,
         make_option(
-            "planforge, optimum, or auto: optimum only for models that PlanForge lacks.",
+            "planforge, transformers, optimum, or auto: transformers' own models where PlanForge has none.",
             show_default=True,
         ),
     ] = "auto",
@@ -78,7 +83,9 @@ def export(
             profiling=profiling,
             max_batch=max_batch,
             max_length=max_length,
+            extrapolate=extrapolate,
             outputs=split_names("--outputs", outputs) or (),
+            adapter=adapter,
             exporter=exporter,
             optimum_python=optimum_python,
             verify=choose_level(verify, no_verify),

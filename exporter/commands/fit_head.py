@@ -27,13 +27,21 @@ def fit_head(
     ],
     output: Annotated[Path, make_option("The new bundle.", "--output", "-o")],
     features: Annotated[
-        str,
+        str | None,
         make_option(
-            "embedding, or averaged over the tokens: embeddings, second_to_last, last, sum_last_four,"
-            " concat_last_four, sum_all.",
-            show_default=True,
+            "embedding; cls, the first token's last state; or averaged over the tokens: embeddings,"
+            " second_to_last, last, sum_last_four, concat_last_four, sum_all.",
+            show_default="embedding; with --per-token last",
         ),
-    ] = "embedding",
+    ] = None,
+    per_token: Annotated[
+        bool,
+        make_option(
+            "Train a tagger: TABLE has the columns text and labels, a label for each word, both with spaces"
+            " between.",
+            "--per-token",
+        ),
+    ] = False,
     test_share: Annotated[
         float, make_option("The share of the texts held out for testing.", show_default=True)
     ] = 0.25,
@@ -50,6 +58,7 @@ def fit_head(
             table,
             output,
             features=features,
+            per_token=per_token,
             test_share=test_share,
             seed=seed,
             force=force,
@@ -67,12 +76,12 @@ def make_fit_tables(result: FitResult) -> list[RenderableType]:
 
     held_out = sum(map(sum, result.confusion))
     head = [
-        ("accuracy", f"{result.accuracy:.4f} on {held_out} held-out texts"),
-        ("fitted to", f"{result.training} texts, C {result.C:g}"),
+        ("accuracy", f"{result.accuracy:.4f} on {held_out} held-out {result.unit}"),
+        ("fitted to", f"{result.training} {result.unit}, C {result.C:g}"),
         ("picture", str(result.picture)),
     ]
     rows = [(label, *map(str, counts)) for label, counts in zip(result.labels, result.confusion, strict=True)]
     return [
         FittingTable(str(result.bundle), ("", ""), head),
-        FittingTable("held-out texts", ("true \\ predicted", *result.labels), rows),
+        FittingTable(f"held-out {result.unit}", ("true \\ predicted", *result.labels), rows),
     ]

@@ -1,4 +1,7 @@
-"""`planforge inspect`: shows the content of a bundle, an .onnx file or a .plan, and the layers of plans."""
+"""`planforge inspect`: shows the content of a bundle, an .onnx file or a .plan, and the layers of plans.
+
+Also that of folders that are searched: stores of vectors, and indexes of texts.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,13 @@ from ...runtime.errors import InputError
 
 
 def inspect(
-    path: Annotated[Path, typer.Argument(help="A bundle, an .onnx file or a .plan.", show_default=False)],
+    path: Annotated[
+        Path,
+        typer.Argument(
+            help="A bundle, a checkpoint, a store of vectors, an index of texts, an .onnx file or a .plan.",
+            show_default=False,
+        ),
+    ],
     layers: Annotated[
         bool,
         make_option(
@@ -28,7 +37,7 @@ def inspect(
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Show what a bundle, an .onnx file or a .plan holds."""
+    """Show what a bundle, a store of vectors, an index of texts, an .onnx file or a .plan holds."""
     if time and not layers:
         raise InputError("--time measures the layers of plans: add --layers")
     if plot is not None and not time:

@@ -4,65 +4,63 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any
 
-from ...runtime.apps.commands.tables import FittingTable, format_size
+from ...runtime.apps.commands.tables import format_size
 from ...runtime.apps.proof.changes import summarize
 from ...runtime.apps.proof.evidence import read_whole_evidence
 from ...runtime.backends.architectures import describe_sms
 from ...runtime.backends.dialects import CPU_DIALECTS
 from ...runtime.backends.ort_backend import OrtCpuBackend
 from ...runtime.bundle.bundle import Bundle
+from ...runtime.bundle.export_again import extrapolates, find_context
 from ...runtime.bundle.json_reader import FILE_NAME
 from ...runtime.bundle.manifest import Artifact, Axis, Manifest, Plan, TensorSpec
 from ...runtime.bundle.plan import sum_profile_memory
 from ...runtime.errors import InputError
 from ...runtime.memory_needs import sum_memory
+from ...runtime.search.layout import INDEX
+from ...runtime.search.vector_store import STORE
 from ...runtime.suggest import did_you_mean
 from ...runtime.text.batching import TOKEN_BUDGET
 from ..checkpoints.source import suggest_export
 from ..errors import ExporterError, shorten_error
 from ..task_traits import TRAITS
+from .checkpoint_findings import inspect_checkpoint
 from .evidence_tables import make_short_rows
+from .findings import Inspection, Section, make_file_section
 from .kernel_count import count_kernels, describe_kernels
+from .search_folders import inspect_index, inspect_store
 
-if TYPE_CHECKING:
-    from rich.console import RenderableType
-
-Section: TypeAlias = tuple[str, Sequence[str], Sequence[Sequence[str]]]  # title, columns, rows
-
-INSPECTED = "a bundle (the folder that `planforge export` wrote), an .onnx file or a .plan file"
+INSPECTED = (
+    "a bundle (the folder that `planforge export` wrote), a checkpoint, a store of vectors, an index of"
+    " texts, an .onnx file or a .plan file"
+)
+CONFIG = "config.json"  # of a checkpoint
 NOT_RUN = "not run"  # what can be said of a plan without its GPU: everything here only reads
 
 # Tensors that each layer has two of, by what their roles begin with.
-CACHES = {"cross.": "keys and values of the source", "past.": "cache", "present.": "cache"}
-
-
-@dataclass(frozen=True)
-class Inspection:
-    """The findings of an inspection, as JSON and as tables."""
-
-    value: Mapping[str, Any]  # what --json prints
-    sections: Sequence[Section]
-    notes: Sequence[str] = ()  # lines below the tables
-
-    def to_json(self) -> dict[str, Any]:
-        """Return plain JSON."""
-        return dict(self.value)
-
-    def tables(self) -> list[RenderableType]:
-        """Return the tables for a terminal."""
-        return [FittingTable(*section) for section in self.sections]
+CACHES = {
+    "cross.": "what is read of the source",
+    "past.": "cache",
+    "present.": "cache",
+    "state.": "states",
+    "next_state.": "states",
+}
 
 
 def inspect(path: str | Path) -> Inspection:
-    """Inspect a bundle's folder, an .onnx file or a .plan file."""
+    """Inspect the folder of a bundle, a store or an index, an .onnx file or a .plan file."""
     path = Path(path)
     if path.is_dir():
-        return inspect_bundle(path)
+        kinds = {FILE_NAME: inspect_bundle, STORE.file: inspect_store, INDEX.file: inspect_index}
+        if not any(path.glob("*.onnx")):  # which are to be imported
+            kinds[CONFIG] = inspect_checkpoint
+        found = (kind for name, kind in kinds.items() if (path / name).is_file())
+        return next(found, inspect_bundle)(path)
     refuse_missing(path)
     if path.suffix == ".onnx":
         return inspect_onnx(path)
@@ -105,11 +103,7 @@ def inspect_bundle(folder: Path) -> Inspection:
         columns = ("evidence", "texts", "result", "ms", "device", "measured")
         sections.append(("evidence of `planforge prove`", columns, make_short_rows(proofs)))
         value["evidence"] = [summarize(proof) for proof in proofs]
-    files = [
-        (name, format_size(entry.bytes), describe_file(folder / name, entry.bytes))
-        for name, entry in sorted(manifest.files.items())
-    ]
-    sections.append(("files", ("file", "size", "state"), files))
+    sections.append(make_file_section(folder, manifest.files))
     return Inspection(value, sections)
 
 
@@ -166,7 +160,7 @@ def list_head_rows(manifest: Manifest, sizes: Mapping[str, int]) -> list[tuple[s
     by = f", exported by {source['exporter']}" if source.get("exporter") else ""
     rows = [
         ("source", f"{source.get('argument')} ({source.get('kind')}){by}"),
-        ("context", f"{manifest.max_length} tokens"),
+        ("context", describe_context(manifest)),
         ("precision", describe_precisions(manifest)),
         *list_encoder_rows(manifest),
     ]
@@ -213,6 +207,16 @@ def list_encoder_rows(manifest: Manifest) -> list[tuple[str, str]]:
     if encoder.prompts:
         rows.append(("prompts", ", ".join(encoder.prompts)))
     return rows
+
+
+def describe_context(manifest: Manifest) -> str:
+    """Return how long a text may be, and how long the model's texts were where that is less."""
+    words = f"{manifest.max_length} tokens"
+    if extrapolates(manifest):
+        words += (
+            f"; trained with {find_context(manifest)}, positions behind them are computed (--extrapolate)"
+        )
+    return words
 
 
 def describe_gate(artifact: Artifact) -> str:
@@ -262,14 +266,6 @@ def describe_axes(spec: TensorSpec) -> str:
     return " x ".join(
         f"{axis.name} {axis.min}..{axis.max}" if isinstance(axis, Axis) else str(axis) for axis in spec.axes
     )
-
-
-def describe_file(path: Path, size: int) -> str:
-    """Return a file's state as far as it shows without hashing; `planforge verify` hashes."""
-    if not path.is_file():
-        return "MISSING"
-    found = path.stat().st_size
-    return "there, not hashed" if found == size else f"CHANGED: has {format_size(found)}"
 
 
 def make_plan_row(manifest: Manifest, plan: Plan) -> tuple[str, ...]:

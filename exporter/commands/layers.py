@@ -13,7 +13,8 @@ from ...runtime.backends.plan_compatibility import make_rebuild_command
 from ...runtime.bundle.bundle import Bundle
 from ...runtime.bundle.manifest import Plan
 from ...runtime.errors import BackendUnavailableError, InputError, PlanForgeError
-from .inspection import Inspection, Section, list_entries, refuse_missing
+from .findings import Inspection, Section
+from .inspection import list_entries, refuse_missing
 
 if TYPE_CHECKING:
     import onnx_ir as ir

@@ -88,6 +88,13 @@ MaxLengthOption = Annotated[
     int | None,
     make_option("Context in tokens.", show_default="the model's, at most 4,096"),
 ]
+ExtrapolateOption = Annotated[
+    bool,
+    make_option(
+        "Let --max-length be beyond the model's context: computed positions, but not learned.",
+        "--extrapolate",
+    ),
+]
 LEVELS_HELP = "; ".join(f"{level.name}, {level.meaning}" for level in LEVELS.values()) + "."
 VerifyOption = Annotated[
     str | None, make_option(f"Compare every graph with PyTorch: {LEVELS_HELP}", show_default=STANDARD.name)

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import json
 import shlex
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ...runtime.apps.commands.tables import FittingTable, format_size
+from ...runtime.apps.diagnostics.bench_work import SUBJECTS
 from ...runtime.backends.architectures import describe_sms
 from ...runtime.bundle.bundle import Bundle
 from ...runtime.bundle.manifest import Artifact, Manifest
 from ...runtime.tasks import USES
 from ..levels import describe_quick
 from ..task_traits import TRAITS
-from .inspection import Inspection, describe_extras, describe_memory, describe_ranges, find_worst, sum_sizes
+from .findings import Inspection
+from .inspection import describe_extras, describe_memory, describe_ranges, find_worst, sum_sizes
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -31,14 +34,24 @@ def summarize_bundle(folder: Path) -> Inspection:
         source = Path(source).name
     size = sum_sizes(manifest, *manifest.files)
     title = f"Bundle written to {folder}: {source} ({manifest.family}), {size}"
-    graphs = [
-        (artifact.id, sum_sizes(manifest, artifact.file, *artifact.data), describe_verdict(artifact))
-        for artifact in (*manifest.artifacts, *manifest.explanations)
-    ]
+    graphs = list_graph_rows(manifest)
     sections = [(title, ("graph", "size", "compared with the original model"), graphs)]
     if manifest.plans:
         sections.append(("plans for TensorRT", ("plan", "size", "built"), list_plan_rows(manifest)))
     return Inspection(json.loads(manifest.to_json()), sections, list_next_steps(folder, manifest))
+
+
+def list_graph_rows(manifest: Manifest) -> list[tuple[str, str, str]]:
+    """Return a row of each graph with the size of what it alone reads, and one of the weights of several."""
+    graphs = (*manifest.artifacts, *manifest.explanations)
+    readers = Counter(name for graph in graphs for name in {graph.file, *graph.data})
+    rows = []
+    for graph in graphs:
+        own = [name for name in (graph.file, *graph.data) if readers[name] == 1]
+        rows.append((graph.id, sum_sizes(manifest, *own), describe_verdict(graph)))
+    if shared := [name for name, count in readers.items() if count > 1]:
+        rows.append(("weights of several", sum_sizes(manifest, *shared), ""))
+    return rows
 
 
 def describe_verdict(artifact: Artifact) -> str:
@@ -56,6 +69,8 @@ def describe_verdict(artifact: Artifact) -> str:
     roles = {spec.role for spec in artifact.outputs}
     if "cosine_gap" in worst and not any(role.startswith("question_answering") for role in roles):
         words.append(f"cosine of vectors at least {1 - worst['cosine_gap']:.4f}")
+    if "rank_changes" in worst:
+        words.append(f"{1 - worst['rank_changes']:.1%} of the ten most similar texts are the same")
     if "probability_error" in worst:
         words += list_flips(artifact)
         words.append(f"probabilities within {worst['probability_error']:.2g}")
@@ -63,6 +78,11 @@ def describe_verdict(artifact: Artifact) -> str:
     if not words and "mean_kl" in worst and "sequence_classification" not in roles:  # an older regression's
         what = "a masked word" if "masked_lm" in roles else "the next token"
         words.append(f"KL of {what} {worst['mean_kl']:.2g} nats")
+    if "rms_error" in worst:
+        what, whose = ("noise", "its") if "noise" in roles else ("values", "their")
+        words.append(f"{what} within {worst['rms_error']:.2g} of {whose} size")
+    if "path_error" in worst:
+        words.append(f"pictures from noise within {worst['path_error']:.2g}")
     if not words and "max_error" in worst:
         words.append(f"largest error {worst['max_error']:.2g} of the spread")
     verdict = "passed" if artifact.passed else "FAILED"
@@ -113,7 +133,7 @@ def list_next_steps(folder: Path, manifest: Manifest) -> list[str]:
         )
     if manifest.explanations:
         steps.append(f'       planforge explain {bundle} "{example}" --html page.html   # which words count')
-    if len({artifact.precision for artifact in manifest.artifacts}) > 1:
+    if len({artifact.precision for artifact in manifest.artifacts}) > 1 and manifest.task in SUBJECTS:
         steps.append(f"       planforge bench {bundle} --set-default   # which precision is fastest here?")
     return steps
 

@@ -66,6 +66,7 @@ class Replay:
     steps: tuple[Step, ...]  # the runs of the graph that `drive` makes, in their order
     # Runs PyTorch over each row's text alone; None for a row that is not compared.
     read: tuple[Reading | None, ...]
+    states: frozenset[str] = frozenset()  # results that later steps read, of rows whose token is padding too
 
     def collect_values(
         self, model: ir.Model, artifact: Artifact, choose: Choose | None = None
@@ -79,7 +80,7 @@ class Replay:
         def keep(node: ir.Node, name: str, array: Array) -> None:
             step = program.runs - 1
             if self.steps[step].is_compared:
-                chosen = (choose or self.remove_padding)(step, array)
+                chosen = self.select_compared(step, name, array) if choose is None else choose(step, array)
                 if chosen is not None:
                     found[step, name] = chosen
 
@@ -90,17 +91,26 @@ class Replay:
     def collect_module_results(self, model: nn.Module, rounding: object = None) -> list[dict[str, Array]]:
         """Return the result (T, ...) of each of the PyTorch model's modules by its path, for each text.
 
-        Keys and values are rounded here; whoever calls applies the rest of the rounding to the model.
+        Those of a module that reads a text by one token at a time are joined. Keys and values are rounded
+        here; whoever calls applies the rest of the rounding to the model.
         """
         from torch import Tensor
         from torch.nn.modules.module import register_module_forward_hook
 
         paths = {module: path for path, module in model.named_modules()}
         found: list[dict[str, Array]] = []
+        reads_fields = any(step.reads_fields for step in self.steps)
 
         def keep(module: nn.Module, inputs: Any, output: Any) -> None:
-            if module in paths and isinstance(output, Tensor) and len(output) == 1:
-                found[-1][paths[module]] = output[0].detach().numpy().copy()
+            if module not in paths or not isinstance(output, Tensor) or len(output) != 1:
+                return
+            path = paths[module]
+            array = output[0].detach().numpy().copy()
+            before = found[-1].get(path)
+            is_next = before is not None and array.ndim > 1 and array.shape == (1, *before.shape[1:])
+            if before is not None and is_next and not reads_fields:
+                array = np.concatenate([before, array])
+            found[-1][path] = array
 
         hook = register_module_forward_hook(keep)
         try:
@@ -128,7 +138,8 @@ class Replay:
             if array is None or array.ndim < 2 or len(array) <= wanted.max():
                 return None
             rows.append(array[wanted])
-        return np.concatenate(rows) if rows else None
+        # Of texts with sources of unequal length some results have other shapes.
+        return np.concatenate(rows) if len({row.shape[1:] for row in rows}) == 1 else None
 
     def select_tokens(self, step: int, array: Array) -> Array | None:
         """Return a result (B, T, ...) or (B, H, T, ...) at the same tokens; None if it has another shape."""
@@ -140,6 +151,10 @@ class Replay:
         if array.ndim == 4 and (array.shape[0], array.shape[2]) == (B, T):
             array = array.swapaxes(1, 2)  # (B, T, H, ...)
         return array[positions != PADDING] if array.shape[:2] == (B, T) else None
+
+    def select_compared(self, step: int, name: str, array: Array) -> Array:
+        """Return what is compared of a result: without padding, but whole where later steps read it."""
+        return array if name in self.states else self.remove_padding(step, array)
 
     def remove_padding(self, step: int, array: Array) -> Array:
         """Return a result at the tokens alone: results for padding are not read, and rounding changes them.
@@ -188,7 +203,8 @@ def make_replay(
     readings = [
         partial(read, each) if begin < length else None for begin, each in zip(begins, case.rows, strict=True)
     ]
-    return Replay(lambda program: drive(program, case_set, case), tuple(steps), tuple(readings))
+    states = frozenset(spec.name for spec in artifact.outputs if spec.role.startswith("next_state."))
+    return Replay(lambda program: drive(program, case_set, case), tuple(steps), tuple(readings), states)
 
 
 def make_field_replay(

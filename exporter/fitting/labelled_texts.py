@@ -31,6 +31,11 @@ def read_table(path: Path) -> Table:
     """
     table = read_text_table(path, ("text", "label"))
     labels = table.columns["label"]
+    if (*table.columns["text"][:1], *labels[:1]) == ("text", "labels"):
+        raise DataError(
+            f"{path} begins with the columns text and labels, which are those of words: add --per-token"
+            " (per_token=True), or name the second one label"
+        )
     if len(set(labels)) < 2:
         found = f"only the label {labels[0]!r}" if labels else "no rows"
         raise DataError(f"{path} has {found}; a classifier needs two classes or more")

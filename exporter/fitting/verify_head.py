@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from ...runtime.apps.check.case import Case, Known
-from ...runtime.apps.check.encoder import make_measure, make_piece
+from ...runtime.apps.check.encoder import is_per_token, make_measure, make_piece
 from ...runtime.apps.check.files import find_golden, read_golden
 from ...runtime.apps.check.judge import Limits
 from ...runtime.bundle.bundle import Bundle
@@ -19,7 +19,7 @@ from ..execution.on_cpu import open_on_cpu
 from ..tasks.base import Progress
 from ..tasks.encoder import RANDOM, read_problem_type
 from ..tasks.encoder_answers import open_engine
-from ..tasks.fitted_head import HEAD, LinearHead
+from ..tasks.fitted_head import LinearHead
 from ..tasks.verifier import Verifier, open_golden_verifier
 from ..verification.report import keep_checks
 from ..verification.verdict import compare_all
@@ -48,7 +48,7 @@ def add_fitted_head(
     head = LinearHead.load(new)
     assert head is not None
     artifact = old.bundle.manifest.artifacts[0]
-    spec = new.manifest.artifacts[0].output(HEAD)
+    spec = new.manifest.artifacts[0].output(head.role)
     encoder = open_engine(old.bundle, artifact, partial(open_on_cpu, old.bundle)).encoder
     roles = [s.role for s in artifact.outputs if s.role.startswith(("hidden.", "sentence_embedding"))]
     last = max(int(role.removeprefix("hidden.")) for role in roles if role.startswith("hidden."))
@@ -58,7 +58,9 @@ def add_fitted_head(
         states = dict(zip(roles, arrays, strict=True))
         by_layer = [states.get(f"hidden.{layer}", np.empty(0)) for layer in range(last + 1)]
         values = head.compute_logits(by_layer, states.get("sentence_embedding"))
-        logits[number] = Known(np.array([0]), values[None])
+        places = old.expected.answers[artifact.output(f"hidden.{last}").name][number].positions
+        is_each = is_per_token(spec)
+        logits[number] = Known(places, values[places]) if is_each else Known(np.array([0]), values[None])
     encoder.close()
     kind = read_problem_type(new)
 

@@ -125,11 +125,13 @@ def find_product_behind(softmax: ir.Node) -> Scores | None:
 
 
 def is_product(value: ir.Value) -> bool:
-    """Tell whether a value is a MatMul's result, scaled and capped or not."""
+    """Tell whether a value is a MatMul's result, scaled and capped or not, to which a bias may be added."""
     node = value.producer()
     while node is not None and node.op_type in BETWEEN_PRODUCT_AND_MASK and node.inputs[0] is not None:
         node = node.inputs[0].producer()
-    return node is not None and node.op_type == "MatMul"
+    if node is None or node.op_type != "Add":
+        return node is not None and node.op_type == "MatMul"
+    return any(v is not None and is_product(v) for v in node.inputs)
 
 
 def find_scale_between(value: ir.Value | None, target: ir.Value, size: int) -> float | None:

@@ -13,11 +13,11 @@ from ..checkpoints.checkpoint import Checkpoint
 from ..checkpoints.source import Source
 from ..errors import CheckpointError, shorten_error
 from ..options import Request
+from .architectures import choose_task
 from .checkpoint import ImportedCheckpoint
 from .decoder import ImportedDecoder
 from .encoder import ImportedEncoder
 from .folder import WIDENED, Folder, has_weights, read_folder
-from .optimum import choose_task
 from .translator import ImportedTranslator
 
 log = logging.getLogger("planforge")
@@ -54,7 +54,7 @@ def read_candidates(folder: Path, source: Source, request: Request) -> Iterator[
     kind = choose_class(found)
     yield kind(source, found, request.max_batch, request.max_length, shared=request.verify)
     log.warning(
-        "attention with a shared key-value buffer does not match this model, so optimum's attention is kept:"
+        "attention with a shared key-value buffer does not match this model, so its own attention is kept:"
         " the bundle is correct, but slower on a CPU"
     )
     yield kind(source, read_folder(folder), request.max_batch, request.max_length, shared=False)

@@ -1,10 +1,10 @@
-"""The base class of imported checkpoints, whose graphs optimum exports."""
+"""The base class of imported checkpoints, whose graphs others traced."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +19,9 @@ from ..tracing.recipes import Recipe, TraceOptions
 from .folder import LENGTHS, Folder
 from .shapes import fold_shapes
 from .signature import set_signature
+
+if TYPE_CHECKING:
+    from ...models.quantized_files import FileCodes
 
 Tensors = Mapping[str, npt.NDArray[np.float32]]
 
@@ -55,9 +58,8 @@ def read_rope_theta(config: Mapping[str, Any]) -> Any:
 
 
 class ImportedCheckpoint(Checkpoint):
-    """A model in the folder `found`, which optimum wrote; `source` has weights that transformers can read."""
+    """A model in the folder `found`; `source` has weights that transformers can read."""
 
-    exporter = "optimum"
     max_rows: int  # the largest batch, where an import names none
 
     def __init__(
@@ -69,7 +71,8 @@ class ImportedCheckpoint(Checkpoint):
         shared: bool = True,  # whether to try attention over shared buffers
     ) -> None:
         self.source = source
-        has_tokenizer = (source.folder / "tokenizer.json").is_file()  # optimum's copy is rewritten
+        self.exporter = found.exporter
+        has_tokenizer = (source.folder / "tokenizer.json").is_file()  # the exporter's copy is rewritten
         self.folder = source.folder if has_tokenizer else found.path
         self.config_json = dict(found.config)
         self.family = str(found.config.get("model_type"))
@@ -102,6 +105,12 @@ class ImportedCheckpoint(Checkpoint):
     @abstractmethod
     def make_graph(self, recipe: Recipe) -> ir.Model:
         """Return a copy of a recipe's graph, with the attention of its dialect."""
+
+    def read_codes(self) -> Mapping[str, FileCodes]:
+        from ...models.dequantize import read_codes
+
+        with raise_checkpoint_errors():
+            return read_codes(self.source.folder)
 
     def make_graphs(self, wanted: set[str], tensors: Tensors) -> dict[str, ir.Model]:
         """Return graphs with weights by their recipes' ids; `tensors` are the checkpoint's by name."""

@@ -104,7 +104,7 @@ class ImportedDecoder(ImportedCheckpoint):
             except ExportError as error:
                 self.unshared = str(error)
         if self.unshared:
-            log.warning("optimum's attention is kept: %s", self.unshared)
+            log.warning("its own attention is kept: %s", self.unshared)
         return not self.unshared
 
     def prepare_graphs(self, tensors: Tensors) -> None:

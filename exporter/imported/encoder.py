@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 SPANS = dict(zip(ENDS, ("question_answering.start", "question_answering.end"), strict=True))
 PADDING_POSITIONS = (0, 1)  # padding's position, where a model does not read it from config.json
-WIDTHS = ("hidden_size", "dim")
+WIDTHS = ("hidden_size", "dim", "emb_dim", "d_model")
 FEED_FORWARD = ("intermediate_size", "hidden_dim", "ffn_dim")
 
 
@@ -46,6 +46,11 @@ class EncoderConfig:
     num_labels: int  # of a classification head; 0 without one
     sentence: SentenceConfig | None  # how sentence-transformers pools a text's vectors into one
 
+    @property
+    def output_heads(self) -> tuple[str, ...]:
+        """Return the heads whose logits are given out."""
+        return self.heads
+
 
 class ImportedEncoder(ImportedCheckpoint):
     """An encoder with or without a head."""
@@ -61,7 +66,12 @@ class ImportedEncoder(ImportedCheckpoint):
         simplify_graph(self.graph)
         with raise_checkpoint_errors():
             self.modules = read_modules(self.source.folder)
-        sentence = None if self.modules is None else self.modules.config
+        if self.modules is not None and (others := self.modules.settings.keys() - {"sentence"}):
+            raise CheckpointError(
+                f"{self.source.folder} makes {min(others)} of texts, which needs an export from the weights,"
+                " not an import"
+            )
+        sentence = self.sentence
         if sentence is None:
             return
         layers = sentence.layers[:-1] if sentence.normalize else sentence.layers
@@ -96,8 +106,13 @@ class ImportedEncoder(ImportedCheckpoint):
             num_hidden_layers=found.require_integer("layers", LAYERS),
             heads=tuple(dict.fromkeys(heads)),
             num_labels=classes[0] if classes and isinstance(classes[0], int) else 0,
-            sentence=None if self.modules is None else self.modules.config,
+            sentence=self.sentence,
         )
+
+    @property
+    def sentence(self) -> SentenceConfig | None:
+        """Return how sentence-transformers pools a text's vectors into one."""
+        return None if self.modules is None else self.modules.sentence
 
     def find_role(self, value: ir.Value, vocabulary: int) -> str:
         """Return an output's role, by its name and shape; "" for one that is left out."""

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Mapping
-from copy import copy
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -13,7 +13,7 @@ import onnx_ir as ir
 from onnxscript import version_converter
 
 from ..errors import CheckpointError, shorten_error
-from ..passes.weight_files import allow_links, explain_refusal, replace_external
+from ..passes.weight_files import FileTensor, explain_refusal, replace_external
 from ..passes.weights import EXTERNAL_FROM_BYTES, make_lazy_tensor
 from ..passes.widen import widen
 from .mapped import load_mapped
@@ -24,6 +24,7 @@ NOT_OF_TEXT = ("pixel_values", "input_features", "input_values")
 LENGTHS = ("max_position_embeddings", "n_positions", "max_sequence_length", "seq_length")
 HEADS = ("num_attention_heads", "n_head", "num_heads", "n_heads", "encoder_attention_heads")
 LAYERS = ("num_hidden_layers", "n_layer", "num_layers", "n_layers")
+TRANSFORMERS = "transformers"  # the `producer_name` of graphs that transformers_worker.py wrote
 MIN_OPSET = 18  # reductions take their axes as an input from here on; older graphs are converted
 # optimum's names for the graphs of one model. A merged decoder has the others in the branches of an If.
 ENCODER = "encoder_model.onnx"
@@ -41,7 +42,12 @@ class Folder:
     config: Mapping[str, Any]
     model: Path  # the graph of a decoder or an encoder; of an encoder-decoder the decoder's
     encoder: Path | None = None  # of an encoder-decoder
-    first: Path | None = None  # the decoder's first step; None where `model` has it in a branch
+    first: Path | None = None  # the decoder's first step; None where `model` has it, or the encoder its part
+
+    @property
+    def exporter(self) -> str:
+        """Return what wrote the graphs, "transformers" or "optimum"."""
+        return TRANSFORMERS if self.read.producer_name == TRANSFORMERS else "optimum"
 
     @property
     def architecture(self) -> str:
@@ -115,6 +121,8 @@ def read_folder(path: Path) -> Folder:
             return Folder(path, config, path / MERGED, path / ENCODER)
         if LATER in graphs and FIRST in graphs:
             return Folder(path, config, path / LATER, path / ENCODER, path / FIRST)
+        if LATER in graphs and read_graph(path / LATER).producer_name == TRANSFORMERS:
+            return Folder(path, config, path / LATER, path / ENCODER)
     elif found := next((name for name in ALONE if name in graphs), None):
         return Folder(path, config, path / found)
     raise CheckpointError(
@@ -170,24 +178,23 @@ def map_files(model: ir.Model, path: Path) -> None:
         for node in graph:
             if any(attribute.type == ir.AttributeType.TENSORS for attribute in node.attributes.values()):
                 raise CheckpointError(f"{path} has a list of tensors in {node.op_type}, which is not read")
-    replace_external(model, lambda weight: map_weight(weight, path))
+    maps: dict[Path, mmap.mmap] = {}
+    replace_external(model, lambda weight: map_weight(weight, path, maps))
 
 
-def map_weight(weight: ir.ExternalTensor, path: Path) -> ir.TensorProtocol:
-    """Return a tensor whose file is opened whenever it is read; a small tensor is read now."""
+def map_weight(weight: ir.ExternalTensor, path: Path, maps: dict[Path, mmap.mmap]) -> ir.TensorProtocol:
+    """Return a tensor that is read from its file when it is used; a small one is read now."""
     location = str(weight.location)
     shown = location if location.isprintable() else repr(location)
     if (why := explain_refusal(path, location)) is not None:
         raise CheckpointError(f"{path} has weights in {shown}, {why}")
-    weight = allow_links(weight, path)
+    weight = FileTensor(weight, path, maps)
     try:
-        array = copy(weight).numpy()
+        array = weight.numpy()
     except Exception as error:  # onnx_ir's own
         raise CheckpointError(
             f"{path} has weights in {shown}, which cannot be read: {shorten_error(error)}"
         ) from error
     if weight.nbytes < EXTERNAL_FROM_BYTES:
         return ir.tensor(array.copy(), name=weight.name)
-    return make_lazy_tensor(
-        lambda: copy(weight).numpy(), weight.shape.numpy(), weight.dtype.numpy(), str(weight.name)
-    )
+    return make_lazy_tensor(weight.numpy, weight.shape.numpy(), weight.dtype.numpy(), str(weight.name))

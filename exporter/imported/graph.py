@@ -39,6 +39,7 @@ class Heads:
 def simplify_graph(model: ir.Model) -> None:
     """Fold the shape arithmetic that tracing left behind, and make every constant an initializer."""
     decide_branches(model)
+    read_batch_from_ids(model.graph)
     onnxscript.optimizer.optimize_ir(model, num_iterations=1)  # more find nothing, and take a second each
     for each in (
         common.IdentityEliminationPass(),
@@ -48,6 +49,16 @@ def simplify_graph(model: ir.Model) -> None:
     ):
         each(model)
     make_masks_finite(model.graph)
+
+
+def read_batch_from_ids(graph: ir.Graph) -> None:
+    """Let each Shape that reads the batch from a cache read it from the ids, which have the same."""
+    ids = next((value for value in graph.inputs if value.name == "input_ids"), None)
+    caches = [value for value in graph.inputs if str(value.name).startswith("past")]
+    for use in [use for value in caches for use in value.uses()]:
+        end = use.node.attributes.get_int("end", 0)
+        if use.node.op_type == "Shape" and end == 1 and ids is not None:
+            use.node.replace_input_with(0, ids)
 
 
 def make_masks_finite(graph: ir.Graph) -> None:

@@ -14,32 +14,16 @@ from pathlib import Path
 from typing import Any
 
 from ...models.folder import read_json
-from ...models.refusals import refuse_kind
-from ..errors import CheckpointError, ExportError, raise_checkpoint_errors
+from ..errors import ExportError
 from ..processes import run_child
 from ..tensorrt.plans import Progress
-from .folder import read_architecture
+from .architectures import check_tokenizer, choose_task
 
-TOKENIZERS = ("tokenizer.json", "vocab.json", "vocab.txt", "*.model", "*.spm")
 VENV = "optimum-venv"
 ENVIRONMENT = (
     f"python3 -m venv {VENV}, then {VENV}/bin/pip install optimum-onnx onnxruntime sentencepiece protobuf"
     " 'transformers<4.58'"
 )
-# optimum's task for an architecture, by the end of its name.
-TASKS = {
-    "T5WithLMHeadModel": "text2text-generation-with-past",  # what T5 was called
-    "ForCausalLM": "text-generation-with-past",
-    "LMHeadModel": "text-generation-with-past",
-    "ForConditionalGeneration": "text2text-generation-with-past",
-    "MTModel": "text2text-generation-with-past",
-    "ForMaskedLM": "fill-mask",
-    "ForSequenceClassification": "text-classification",
-    "ForTokenClassification": "token-classification",
-    "ForQuestionAnswering": "question-answering",
-    "ForPreTraining": "feature-extraction",
-    "Model": "feature-extraction",
-}
 # Settings of rope_parameters, and their names in transformers before 5.
 ROPE_SETTINGS = {
     "rope_theta": ("rope_theta", "rotary_emb_base"),
@@ -62,8 +46,7 @@ MODEL_TYPES = (
 
 def export_with_optimum(checkpoint: Path, out: Path, python: str | None, progress: Progress) -> None:
     """Write a model's graphs and tokenizer to a folder; code that a checkpoint brings is never run."""
-    if not any(any(checkpoint.glob(pattern)) for pattern in TOKENIZERS):
-        raise CheckpointError(f"{checkpoint} has no tokenizer file: add one of {', '.join(TOKENIZERS)}")
+    check_tokenizer(checkpoint)
     progress("exporting with optimum")
     task = choose_task(checkpoint)
     if python is None and importlib.util.find_spec("optimum") is None:
@@ -145,75 +128,3 @@ def name_as_before_5(given: Any) -> dict[str, Any]:
     if kind != "default":
         known["rope_scaling"] = scaling
     return known
-
-
-def choose_task(checkpoint: Path) -> str:
-    """Return the task to export a checkpoint for with optimum, by its config.json; or refuse it."""
-    with raise_checkpoint_errors():
-        config = read_json(checkpoint / "config.json")
-        refuse_kind(checkpoint, config, with_optimum=True)
-    if "auto_map" in config:
-        raise CheckpointError(
-            f"{checkpoint}: config.json refers to custom code (auto_map), which is never run; remove auto_map"
-            " if transformers supports the model without it"
-        )
-    name = read_architecture(config)
-    named = config.get("architectures")
-    task = next((task for end, task in TASKS.items() if name.endswith(end)), None)
-    if task is None:
-        raise CheckpointError(
-            f"{checkpoint}: config.json's architectures is {named!r}; supported are those that end in"
-            f" {', '.join(TASKS)}"
-        )
-    check_weights(checkpoint, name)
-    return "feature-extraction" if (checkpoint / "modules.json").is_file() else task
-
-
-def refuse_unknown_type(checkpoint: Path) -> None:
-    """Refuse a checkpoint whose model_type neither PlanForge nor optimum knows, before optimum reads it."""
-    kind = read_json(checkpoint / "config.json", missing={}).get("model_type")
-    if kind in MODEL_TYPES or any(checkpoint.glob("*.onnx")):
-        return
-    choose_task(checkpoint)  # says more, where it refuses the kind of model
-    raise CheckpointError(
-        f"{checkpoint}: model_type {kind!r} is supported neither by PlanForge nor by optimum-onnx 0.1. Try a"
-        " newer optimum-onnx with --exporter optimum, or add the model to PlanForge as in"
-        " docs/add-a-model.md"
-    )
-
-
-def check_weights(checkpoint: Path, architecture: str) -> None:
-    """Refuse a checkpoint without safetensors."""
-    if any((checkpoint / name).is_file() for name in ("model.safetensors", "model.safetensors.index.json")):
-        return
-    if any(checkpoint.glob("*.onnx")):
-        raise CheckpointError(f"{checkpoint} has graphs and no weights: planforge import {checkpoint}")
-    pickles = sorted(path.name for path in checkpoint.glob("*.bin"))
-    only = f", only {pickles[0]}, a pickle, which is never read" if pickles else ""
-    raise CheckpointError(
-        f'{checkpoint} has no model.safetensors{only}; convert it: python -c "from transformers import'
-        f" {architecture} as M; M.from_pretrained('MODEL').save_pretrained('FOLDER')\", and copy the"
-        " tokenizer's files"
-    )
-
-
-def has_reference_model(checkpoint: Path) -> bool:
-    """Tell whether PlanForge exports a checkpoint itself; also true where config.json does not say."""
-    from ...models.bert_names import architecture
-    from ...models.families import FAMILIES
-
-    folder = checkpoint if (checkpoint / "config.json").is_file() else checkpoint / "0_Transformer"
-    try:
-        config = read_json(folder / "config.json", missing={})
-    except ValueError:
-        return True
-    kind = config.get("model_type")
-    if not isinstance(kind, str):
-        return True
-    family = FAMILIES.get(kind)
-    only_graphs = any(folder.glob("*.onnx")) and not any(folder.glob("*.safetensors"))
-    if family is None or only_graphs:  # the way through optimum knows what to do with graphs
-        return False
-    # Of the Llama family optimum exports the classes that are no language models, of the types that it knows.
-    is_language_model = architecture(config) not in family.other_classes
-    return family.name != "llama" or is_language_model or kind not in MODEL_TYPES

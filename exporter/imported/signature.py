@@ -62,6 +62,7 @@ ENCODER = Signature(  # a graph has some of the outputs
 )
 # The graphs of an encoder-decoder.
 SOURCE_ENCODER = Signature(inputs=("input_ids", "attention_mask"), outputs=("last_hidden_state",))
+WHOLE_ENCODER = Signature(inputs=SOURCE_ENCODER.inputs, outputs=name_caches("present.N.encoder"))
 FIRST_STEP = Signature(
     inputs=("input_ids", "encoder_attention_mask", "encoder_hidden_states"),
     outputs=("logits", *name_caches("present.N.decoder", "present.N.encoder")),

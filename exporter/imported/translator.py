@@ -1,4 +1,4 @@
-"""Imported encoder-decoders: optimum's three graphs, or two, become an encoder and a decoder.
+"""Imported encoder-decoders: two graphs, or optimum's three, become an encoder and a decoder.
 
 L the context's length, H heads
 """
@@ -23,10 +23,11 @@ from .branches import choose_branch
 from .checkpoint import ImportedCheckpoint, Tensors
 from .distances import add_distance_bias, compute_distance_tables, tabulate_distances
 from .evaluate import drop_unused_inputs
-from .folder import LENGTHS, Folder
+from .folder import LENGTHS, TRANSFORMERS, Folder
 from .graph import Heads, add_input, choose_rows, read_heads, read_vocab_size, simplify_graph
 from .names import name_weights
 from .plain_attention import (
+    CROSS,
     add_growing_mask,
     add_projections,
     add_source_mask,
@@ -36,7 +37,7 @@ from .plain_attention import (
 )
 from .positions import use_positions
 from .shared_buffers import add_past_lengths, check_caches, write_shared_attention
-from .signature import FIRST_STEP, LATER_STEP, SOURCE_ENCODER
+from .signature import FIRST_STEP, LATER_STEP, SOURCE_ENCODER, WHOLE_ENCODER
 
 USUAL_LENGTH = 512  # for a model without positions whose files give no length, such as T5
 
@@ -51,6 +52,12 @@ class TranslatorConfig:
     source_vocab_size: int
     target_vocab_size: int
     max_positions: int
+    target_positions: bool = True  # other exporters' graphs are given positions, if they read them or not
+
+    @property
+    def cross_layers(self) -> int:
+        """Return how many keys and values a source has."""
+        return self.decoder_layers
 
     @property
     def vocab_size(self) -> int:
@@ -64,11 +71,41 @@ class ImportedTranslator(ImportedCheckpoint):
     max_rows = transformer.MAX_BATCH
 
     def read_graphs(self, found: Folder) -> None:
+        LATER_STEP.check(found.read, found.model)
+        self.graph = found.graph
+        if found.exporter == TRANSFORMERS:
+            self.read_whole_encoder(found)
+        else:
+            self.read_encoder_and_first_step(found)
+        rename_caches(self.graph.graph)
+        wanted = {str(v.name) for v in self.graph.graph.inputs if str(v.name).startswith("cross.")}
+        given = {str(v.name) for v in self.source_graph.graph.outputs}
+        if wanted != given:
+            raise ExportError(
+                f"{found.model} reads the source's keys and values of {len(wanted) // 2} layers, but those of"
+                f" {len(given) // 2} are computed"
+            )
+        self.heads = read_heads(self.graph)
+        layers = find_self_attentions(self.graph.graph, self.heads)
+        biases = [bias for attention in layers for bias in attention.biases]
+        positions = add_input(self.graph.graph, "position_ids", ["batch", "tokens"])
+        self.has_positions = use_positions(self.graph, positions, biases)
+
+    def read_whole_encoder(self, found: Folder) -> None:
+        """Read an encoder that gives keys and values of every layer."""
+        assert found.encoder is not None
+        self.source_graph = found.graphs[found.encoder].clone()
+        WHOLE_ENCODER.check(self.source_graph, found.encoder)
+        for model in (self.source_graph, self.graph):
+            simplify_graph(model)
+        for value in self.source_graph.graph.outputs:
+            value.name = CROSS.sub(r"cross.\1.\2", str(value.name))
+
+    def read_encoder_and_first_step(self, found: Folder) -> None:
+        """Read an encoder that gives its states, and add what the decoder's first step makes of them."""
         assert found.encoder is not None
         self.source_graph = found.graphs[found.encoder].clone()
         SOURCE_ENCODER.check(self.source_graph, found.encoder)
-        LATER_STEP.check(found.read, found.model)
-        self.graph = found.graph
         if found.first is None:
             first = self.graph.clone()
             choose_branch(first, "else_branch")
@@ -78,20 +115,7 @@ class ImportedTranslator(ImportedCheckpoint):
             FIRST_STEP.check(first, found.first)
         for model in (self.source_graph, self.graph, first):
             simplify_graph(model)
-        given = find_projections(first)
-        add_projections(self.source_graph, given)
-        rename_caches(self.graph.graph)
-        wanted = {str(v.name) for v in self.graph.graph.inputs if str(v.name).startswith("cross.")}
-        if wanted != {each.name for each in given}:
-            raise ExportError(
-                f"{found.model} reads the source's keys and values of {len(wanted) // 2} layers, but the"
-                f" first step computes those of {len(given) // 2}"
-            )
-        self.heads = read_heads(self.graph)
-        layers = find_self_attentions(self.graph.graph, self.heads)
-        biases = [bias for attention in layers for bias in attention.biases]
-        positions = add_input(self.graph.graph, "position_ids", ["batch", "tokens"])
-        self.has_positions = use_positions(self.graph, positions, biases)
+        add_projections(self.source_graph, find_projections(first))
 
     def read_config(self, found: Folder) -> TranslatorConfig:
         vocabulary = read_vocab_size(self.graph)

@@ -59,6 +59,11 @@ def check_model(bundle: Bundle, recipe: Recipe) -> None:
             f"{recipe.title} takes {' and '.join(recipe.tasks)}; {bundle.folder} is a bundle for"
             f" {manifest.task}"
         )
+    if any(artifact.keeps_state for artifact in manifest.artifacts):
+        raise InputError(
+            f"{recipe.title} does not run recurrent decoders, which keep states in place of a cache; run"
+            f" {bundle.folder} with planforge.runtime"
+        )
     if manifest.encoder is not None and not recipe.takes_texts:
         check_heads(manifest, recipe.title)
     if manifest.tokenizer.get("kind") == PIECES and not recipe.takes_texts:
@@ -74,7 +79,7 @@ def tell_export(bundle: Bundle, precisions: Sequence[str]) -> str:
     again = suggest_export_again(bundle, precisions=precisions, targets=targets)
     if not bundle.manifest.source.get("exporter"):
         return again
-    return f"{again}, unless that warns that optimum's attention is kept"
+    return f"{again}, unless that warns that the model's own attention is kept"
 
 
 def choose_precisions(default: str | None, there: Sequence[str], recipe: Recipe) -> list[str]:

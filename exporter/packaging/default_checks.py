@@ -167,7 +167,7 @@ def make_label_check(bundle: Bundle, artifact: Artifact, head: str) -> Check:
     file = find_texts(bundle)
     assert file is not None
     (tokenizer,) = open_text_tokenizers(bundle)
-    inputs = [one for one in read_texts(file).inputs if one.pair is None and one.text.strip()]
+    inputs = [one for one in read_texts(file).plain_inputs if one.pair is None and one.text.strip()]
     inputs = [one for one in inputs if len(one.ids) < defaults.max_length][:MAX_TEXTS]
     ids = [list(one.ids) for one in inputs]
     texts = [one.text for one in inputs]

@@ -35,8 +35,15 @@ SIZES = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads"
 
 
 def check_heads(manifest: Manifest, title: str) -> None:
-    """Refuse an encoder whose heads have no class in Hugging Face; warn of a further head left out."""
+    """Refuse an encoder whose heads have no class in Hugging Face; warn of a further head left out.
+
+    One whose pairs a chat template writes is refused too: those readers would take two texts.
+    """
     assert manifest.encoder is not None
+    if manifest.encoder.pairs is not None:
+        raise InputError(
+            f"{title} does not write pairs by the model's chat template; package it with --for triton"
+        )
     unknown = [head for head in manifest.encoder.heads if head not in CLASS_ENDS]
     if not unknown:
         return

@@ -18,7 +18,7 @@ def list_text_checks(bundle: Bundle) -> list[Check]:
         return []
     golden = read_texts(file)
     checks = [make_reading_check(golden)]
-    if golden.inputs:
+    if golden.plain_inputs:
         checks.append(make_input_check(golden))
     if bundle.manifest.encoder is None:
         checks.append(make_writing_check(golden))
@@ -65,10 +65,10 @@ def make_input_check(golden: GoldenTexts) -> Check:
 
     def judge(answers: Sequence[Answer]) -> Outcome:
         (answer,) = answers
-        pairs = zip(answer["ids"], golden.inputs, strict=True)
+        pairs = zip(answer["ids"], golden.plain_inputs, strict=True)
         return report_differences([(one.text, ids, list(one.ids)) for ids, one in pairs])
 
-    texts = [{"text": one.text, "pair": one.pair} for one in golden.inputs]
+    texts = [{"text": one.text, "pair": one.pair} for one in golden.plain_inputs]
     return Check("ids of inputs", [{"kind": "inputs", "texts": texts}], judge, of_files=True)
 
 

@@ -28,6 +28,9 @@ SUMS = {
     "Softmax": "sums exponentials",
     "ReduceMean": "sums",
     "ReduceSum": "sums",
+    # Each token adds to the state. TensorRT's parser gives their first states in fp32 alone.
+    "GRU": "sums states",
+    "LSTM": "sums states",
 }
 
 

@@ -17,16 +17,20 @@ from ..number_formats import Codes, NumberFormat
 Array = npt.NDArray[np.float32]
 
 WEIGHT = "planforge.weight"  # a node's metadata: the parameter that it reads quantized
+KEPT = "planforge.kept"  # likewise: that codes, scales and zero points are those of the checkpoint's files
 WRONG_ZEROS = "has zero points {!r} that are not the middle of its values"
 
 
 @dataclass(frozen=True)
 class QuantizedWeight:
-    """A weight (N, K): codes * scale."""
+    """A weight (N, K): codes * scale; of one that others quantized (codes - zeros) * scale."""
 
     codes: Codes  # (N, K), of the format's type
     scale: Array  # (N, K / b), float32
     format: NumberFormat
+    kept: bool = False  # whether a checkpoint's files have it so
+    zeros: Codes | None = None  # (N, K / b), of the codes' type; None where all are 0
+    order: npt.NDArray[np.int64] | None = None  # where the columns lie in the weight (K,); None: as they are
 
     @property
     def size(self) -> int:
@@ -36,8 +40,15 @@ class QuantizedWeight:
     def dequantize(self) -> Array:
         """Return the weight (N, K) in float32."""
         blocks = self.codes.reshape(*self.scale.shape, -1).astype(np.float32)
+        if self.zeros is not None:
+            blocks -= self.zeros[..., None].astype(np.float32)
         blocks *= self.scale[..., None]
-        return blocks.reshape(self.codes.shape)
+        values = blocks.reshape(self.codes.shape)
+        if self.order is None:
+            return values
+        sorted_back = np.empty_like(values)
+        sorted_back[:, self.order] = values
+        return sorted_back
 
 
 @dataclass(frozen=True)
@@ -77,6 +88,11 @@ class StoredWeight:
     def may_be_gptq(self) -> bool:
         """Return whether GPTQ may have rounded it: a product's weight, not a table."""
         return not self.is_table and (self.format.uses_gptq or self.rows is not None)
+
+    @property
+    def is_kept(self) -> bool:
+        """Return whether its numbers are those of the checkpoint's files."""
+        return KEPT in self.node.metadata_props
 
     @property
     def constants(self) -> list[ir.Value]:

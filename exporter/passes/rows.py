@@ -72,7 +72,7 @@ def find_late_nodes(last: ir.Value, reader: ir.Node) -> set[ir.Node]:
     waiting = [last]
     while waiting:
         node = waiting.pop().producer()
-        if node is None or node in late or not is_by_row(node):
+        if node is None or node in late or not is_by_row(node) or reads_whole_text(node):
             continue
         if any(output.is_graph_output() for output in node.outputs):
             continue
@@ -81,6 +81,12 @@ def find_late_nodes(last: ir.Value, reader: ir.Node) -> set[ir.Node]:
             late.add(node)
             waiting += [value for value in node.inputs if value is not None]
     return late
+
+
+def reads_whole_text(node: ir.Node) -> bool:
+    """Return whether an input has a row for each text (B, 1, X), which serves all of its tokens."""
+    shapes = [value.shape for value in node.inputs if value is not None]
+    return any(shape is not None and len(shape) == 3 and shape[1] == 1 for shape in shapes)
 
 
 def is_by_row(node: ir.Node) -> bool:

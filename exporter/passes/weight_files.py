@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 import stat
 from collections.abc import Callable, Mapping
 from pathlib import Path, PurePosixPath
+from typing import IO, Any
 
+import numpy as np
+import numpy.typing as npt
 import onnx_ir as ir
 
+from ...runtime.backends.backend import Array
 from ...runtime.bundle.bundle import LINKS_WAY_OUT, leaves_bundle
 from ..errors import VerificationError
+from ..memory import give_back_map
 
 OUTSIDE = "outside of its folder"
 LINK = f"which is a link that leaves the folder; {LINKS_WAY_OUT}"
@@ -37,6 +43,69 @@ def explain_refusal(graph: Path, location: str) -> str | None:
     return None if stat.S_ISREG(mode) else NO_FILE
 
 
+class FileTensor(ir.ExternalTensor):
+    """A weight in a file that is mapped once for all weights in it.
+
+    onnx-ir maps the file for each weight anew and holds it open, so a graph of a thousand weights reaches the
+    limit of files that a process may have open. It also reads no links and no second names of files below a
+    folder that it knows, and a hub's cache has links. Nothing is risked by that where `explain_refusal` has
+    passed the file: of a bundle's files the content counts, which the manifest lists.
+    """
+
+    def __init__(self, tensor: ir.ExternalTensor, graph: Path, maps: dict[Path, mmap.mmap]) -> None:
+        """Stand for a tensor of the graph in a file; `maps` has the files that are mapped already."""
+        super().__init__(
+            tensor.location,
+            tensor.offset,
+            tensor.length,
+            tensor.dtype,
+            shape=ir.Shape(tensor.shape),
+            name=tensor.name or "",
+            base_dir=graph.parent,
+        )
+        self._path = graph.parent / tensor.location
+        self._maps = maps
+        self._values: Array | None = None
+
+    def numpy(self) -> Array:
+        """Return the weight as it lies in the file, without copying; a type below a byte is unpacked."""
+        if self._values is None:
+            content = self._read()
+            if self.dtype.bitwidth < 8:
+                self._values = ir.PackedTensor(content, self.dtype, shape=self.shape).numpy()
+            else:
+                self._values = content.view(self.dtype.numpy()).reshape(self.shape.numpy())
+        return self._values
+
+    def __array__(self, dtype: Any = None) -> Array:
+        """Return the weight for numpy."""
+        return self.numpy().__array__(dtype)
+
+    def tobytes(self) -> bytes:
+        """Return the weight's bytes as they lie in the file."""
+        return self._read().tobytes()
+
+    def tofile(self, file: IO[bytes]) -> None:
+        """Write the weight's bytes, without copying them."""
+        file.write(self._read().data)
+
+    def release(self) -> None:
+        """Let go of the weight's pages: what is mapped counts as this process's memory."""
+        self._values = None
+        if self._path in self._maps:
+            begin = self.offset or 0
+            give_back_map(self._maps[self._path], begin, begin + self.nbytes)
+
+    def _read(self) -> npt.NDArray[np.uint8]:
+        """Return the weight's bytes, which come from the file when they are used."""
+        if not self.nbytes:
+            return np.zeros(0, np.uint8)  # a file without bytes cannot be mapped
+        if self._path not in self._maps:
+            with self._path.open("rb") as file:
+                self._maps[self._path] = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        return np.frombuffer(self._maps[self._path], np.uint8, self.nbytes, self.offset or 0)
+
+
 def load_graph(path: Path) -> ir.Model:
     """Return a graph whose weights stay mapped; VerificationError if a file of them must not be opened."""
     model = ir.load(path)
@@ -46,8 +115,8 @@ def load_graph(path: Path) -> ir.Model:
     for location, first in locations.items():  # one file holds hundreds of weights
         if (why := explain_refusal(path, location)) is not None:
             raise VerificationError(f"{path}: weight {first.name!r} lies in {location}, {why}")
-    if any(is_link(path.parent / location) for location in locations):
-        replace_external(model, lambda tensor: allow_links(tensor, path))
+    maps: dict[Path, mmap.mmap] = {}
+    replace_external(model, lambda tensor: FileTensor(tensor, path, maps))
     return model
 
 
@@ -61,31 +130,6 @@ def replace_external(model: ir.Model, replace: Callable[[ir.ExternalTensor], ir.
             for name, attribute in list(node.attributes.items()):
                 if isinstance(attribute.value, ir.ExternalTensor):
                     node.attributes.add(ir.AttrTensor(name, replace(attribute.value)))
-
-
-def is_link(file: Path) -> bool:
-    """Tell whether a file is a link, or has a second name."""
-    return file.is_file() and (file.stat().st_nlink > 1 or file.is_symlink())
-
-
-def allow_links(tensor: ir.ExternalTensor, graph: Path) -> ir.ExternalTensor:
-    """Return a graph's tensor that is mapped also where its file is a link, or has a second name.
-
-    A hub's cache has links, and a packaged bundle may have second names. onnx-ir reads neither below a folder
-    that it knows, so it is told the whole path alone. Nothing is risked by that where `explain_refusal` has
-    passed the file: of a bundle's files the content counts, which the manifest lists.
-    """
-    file = graph.parent.absolute() / tensor.location
-    if not is_link(file):
-        return tensor
-    return ir.ExternalTensor(
-        file,
-        tensor.offset,
-        tensor.length,
-        tensor.dtype,
-        shape=ir.Shape(tensor.shape),
-        name=tensor.name or "",
-    )
 
 
 def list_graphs(model: ir.Model) -> list[ir.Graph | ir.Function]:

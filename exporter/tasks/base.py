@@ -22,6 +22,7 @@ from ...runtime.bundle.manifest import Artifact
 from ..errors import VerificationError
 from ..levels import STANDARD, Level
 from ..limits import Gaps
+from .ranked import drop_ranking
 
 if TYPE_CHECKING:
     from ..reference_model import ReferenceModel
@@ -115,7 +116,7 @@ class Task:
 
     def thin_for_file(self, case_set: CaseSet) -> CaseSet:
         """Return the set in golden data's form, with few places of each text, as whole logits are large."""
-        thinned = case_set
+        case_set = thinned = drop_ranking(case_set)
         for counts in self.kept:
             answers: dict[str, dict[int, Known]] = {}
             for output, by_text in case_set.answers.items():
@@ -127,6 +128,14 @@ class Task:
             if fits(to_arrays(thinned)):
                 break
         return thinned
+
+
+def find_partner(bundle: Bundle, artifact: Artifact, graph: str) -> Artifact:
+    """Return the artifact of a graph that fits one best: itself, else of the same precision and dialect."""
+    if artifact.graph == graph:
+        return artifact
+    others = [other for other in bundle.manifest.artifacts if other.graph == graph]
+    return max(others, key=lambda a: (a.precision == artifact.precision, a.dialect == artifact.dialect))
 
 
 def list_wanted(case_set: CaseSet, text: int) -> dict[str, Known]:

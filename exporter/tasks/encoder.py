@@ -12,12 +12,14 @@ import numpy as np
 from ...runtime.apps.check.case import Case, CaseSet, Known, Measure, Row, Text
 from ...runtime.apps.check.encoder import ONE_LABEL, is_per_token, list_measures
 from ...runtime.apps.check.files import choose_evenly
+from ...runtime.bundle.artifact import Artifact
 from ...runtime.bundle.bundle import Bundle
 from ...runtime.bundle.defaults import EncoderDefaults
 from ...runtime.text.long_text import fit
 from ...runtime.text.tokenizer import Tokenizer
 from ..errors import VerificationError
 from ..levels import FULL, Level
+from . import ranked
 from .random_cases import (
     Random,
     count_alike,
@@ -32,6 +34,7 @@ if TYPE_CHECKING:
     from ..reference_model import ReferenceModel
 
 GRAPH = "encoder"
+QUERIES = "query_encoder"
 RANDOM = "random batches, padded"  # how the name of their case begins
 MAX_BATCH = 8  # of the padded case, or the graph's largest
 TEXT_TOKENS = 48  # at most; several lengths below that are used
@@ -47,16 +50,16 @@ def choose(
     """Return an encoder's cases, without answers; a level below "full" has fewer.
 
     There is real text, a pair, a single token, a full sequence, and padded batches of random texts of
-    any length.
+    any length; for a model that tells padding by its token, also a text that ends with that.
     """
     manifest = bundle.manifest
     assert manifest.encoder is not None
-    artifact = manifest.artifacts[0]
+    artifact = next(one for one in manifest.artifacts if one.graph == GRAPH)
     tokenizer = Tokenizer.from_file(bundle.path(str(manifest.tokenizer["files"][0])))
     has_segments = any(spec.role == "segments" for spec in artifact.inputs)
     encoded = [tokenizer.encode(text) for text in texts]
     weights = count_weights(model)
-    every = cut_texts(encoded, manifest.encoder, has_segments)
+    every = cut_texts(encoded, manifest.encoder, has_segments, manifest.config.get("pad_token"))
     real = thin_texts(every, level.count_samples(weights, TEXT_TOKENS))
     random = np.random.default_rng(seed)
     sampled: list[Text] = []
@@ -76,17 +79,46 @@ def choose(
         numbers = [[pool[i] for i in batch] for batch in batches]
         made = [make_case(name, chosen, batch, measures, is_padded=True) for batch in numbers]
         cases += [replace(case, is_costly=True) for case in made]
-    wanted = {spec.name: want_answers(chosen, is_per_token(spec)) for spec in artifact.outputs}
-    return CaseSet(
+    graphs = {one.graph: one for one in manifest.artifacts}
+    outputs = [spec for one in graphs.values() for spec in one.outputs]
+    of_queries = graphs.get(QUERIES)
+    case_set = CaseSet(
         texts=chosen,
-        cases=tuple(cases),
-        answers=wanted,
+        cases=repeat_for(of_queries, cases, problem_type),
+        answers={spec.name: want_answers(chosen, is_per_token(spec)) for spec in outputs},
         left_out=tuple(describe_left_out(len(real), len(every), bool(sampled), weights, sizes, level)),
         calibration=tuple(cut_calibration_texts(encoded, manifest.encoder)),
-        few=few,
-        replays=(replay,),
-        ranges=(ranges,),
+        few=repeat_for(of_queries, few, problem_type),
+        replays=repeat_for(of_queries, (replay,), problem_type),
+        ranges=repeat_for(of_queries, (ranges,), problem_type),
     )
+    if not level.random_work:
+        return case_set
+    verses = [tokenizer.encode(verse) for verse in ranked.VERSES.read_text(encoding="utf-8").splitlines()]
+    searched = [cut_text(manifest.encoder, ids, None, TEXT_TOKENS) for ids in verses]
+    return ranked.add_ranking(case_set, list(graphs.values()), manifest.encoder.roles.similarity, searched)
+
+
+def list_first_measures(case_set: CaseSet) -> list[Measure]:
+    """Return what is measured of each graph's first case, which is real text, and of ranked texts."""
+    first: dict[tuple[str, bool], Case] = {}
+    for case in case_set.cases:
+        first.setdefault((case.graph, case.name == ranked.NAME), case)
+    return [measure for case in first.values() for measure in case.measures]
+
+
+def repeat_for(artifact: Artifact | None, cases: Sequence[Case], problem_type: str) -> tuple[Case, ...]:
+    """Return cases, and the same ones for the graph that reads queries, where there is one."""
+    if artifact is None:
+        return tuple(cases)
+    measures = {
+        costly: list_measures(artifact, problem_type, of_texts=not costly) for costly in (False, True)
+    }
+    repeated = (
+        replace(case, graph=artifact.graph, measures=measures[case.is_costly] if case.measures else ())
+        for case in cases
+    )
+    return (*cases, *repeated)
 
 
 def list_node_cases(texts: Sequence[Text], cases: Sequence[Case]) -> tuple[tuple[Case, Case], Case, Case]:
@@ -176,21 +208,28 @@ def sample_texts(
     lengths = np.exp(random.uniform(steps[:-1], steps[1:]))
     lengths *= min(1.0, count_tokens(weights, level) / 2 / float(lengths.sum()))
     texts = []
-    for number, length in enumerate(lengths.round().astype(int).tolist()):
+    for number, length in enumerate(lengths.round().clip(1).astype(int).tolist()):
         first = sample_text(random, real, length)
         second = sample_text(random, real, length) if has_segments and number % 3 == 2 else None
         texts.append(cut_text(defaults, first, second, length))
     return texts
 
 
-def cut_texts(encoded: Sequence[Sequence[int]], defaults: EncoderDefaults, has_segments: bool) -> list[Text]:
-    """Return sequences of unequal length from real text; the last are a pair, a token, a full sequence."""
+def cut_texts(
+    encoded: Sequence[Sequence[int]], defaults: EncoderDefaults, has_segments: bool, pad: int | None
+) -> list[Text]:
+    """Return sequences of unequal length from real text; the last are a pair, a token, a full sequence.
+
+    The first ends with `pad`, if the model takes that for padding wherever it stands.
+    """
     windows = [window for ids in encoded for window in split_text(ids)[0]]
     if not windows:
         raise VerificationError(
             "the texts to verify with have no tokens of the model's vocabulary; give others with --prompts"
         )
     texts = [cut_text(defaults, ids, None, TEXT_TOKENS // (1 + i % 3)) for i, ids in enumerate(windows)]
+    if pad is not None:
+        texts.insert(0, Text((*texts[0].tokens[: defaults.max_length - 1], pad)))
     if has_segments:
         texts.append(cut_text(defaults, windows[0], windows[-1], TEXT_TOKENS))
     texts.append(Text((defaults.tokens.get("cls", windows[0][0]),)))

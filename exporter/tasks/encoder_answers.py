@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ...runtime.apps.check.case import Case, CaseSet, Known, Row
 from ...runtime.apps.check.encoder import EncoderEngine, is_per_token
@@ -16,7 +16,8 @@ from ...runtime.bundle.bundle import Bundle
 from ...runtime.bundle.manifest import Artifact, TensorSpec
 from ...runtime.encode.encoder import Encoder
 from .base import OpenProgram, list_wanted
-from .fitted_head import HEAD, LinearHead
+from .encoder import GRAPH, QUERIES
+from .fitted_head import LinearHead
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -32,19 +33,23 @@ class Reference:
     """An encoder in PyTorch, and a head that was fitted to it."""
 
     model: ReferenceModel
-    outputs: Sequence[TensorSpec]
+    outputs: Mapping[str, Sequence[TensorSpec]]  # of each graph
     head: LinearHead | None
 
-    def read(self, case_set: CaseSet, number: int) -> tuple[list[Tensor], dict[str, Tensor]]:
-        """Run the model over a text."""
+    def read(
+        self, case_set: CaseSet, number: int, graph: str = GRAPH
+    ) -> tuple[list[Tensor], dict[str, Tensor]]:
+        """Run the model that a graph was made of over a text."""
         from .pytorch_encoder import run_model
 
-        return run_model(self.model, case_set.texts[number])
+        model: Any = self.model
+        return run_model(model if graph == GRAPH else model.query, case_set.texts[number])
 
 
 def open_reference(model: ReferenceModel, bundle: Bundle, rounding: Rounding | None = None) -> Reference:
     """Return the reference that answers for an encoder, in its current precision."""
-    return Reference(model, bundle.manifest.artifacts[0].outputs, LinearHead.load(bundle))
+    outputs = {artifact.graph: artifact.outputs for artifact in bundle.manifest.artifacts}
+    return Reference(model, outputs, LinearHead.load(bundle))
 
 
 def open_engine(bundle: Bundle, artifact: Artifact, open_program: OpenProgram) -> EncoderEngine:
@@ -60,11 +65,14 @@ def calibrate(reference: Reference, case_set: CaseSet) -> None:
 
     for text in case_set.calibration:
         run_model(reference.model, text)
+        if QUERIES in reference.outputs:
+            model: Any = reference.model
+            run_model(model.query, text)
 
 
 def read_row(reference: Reference, case_set: CaseSet, case: Case, row: Row) -> object:
     """Run PyTorch over the text of a row."""
-    return reference.read(case_set, row.text)
+    return reference.read(case_set, row.text, case.graph)
 
 
 def answer_texts(
@@ -72,13 +80,16 @@ def answer_texts(
 ) -> Iterator[tuple[int, dict[str, Known]]]:
     """Yield PyTorch's answers to texts, by their numbers and outputs."""
     for number in numbers:
-        states, results = reference.read(case_set, number)
         wanted = list_wanted(case_set, number)
         found = {}
-        for spec in reference.outputs:
-            array = find_output(spec.role, states, results, reference.head)
-            positions = wanted[spec.name].positions
-            found[spec.name] = Known(positions, array[positions] if is_per_token(spec) else array[None])
+        for graph, specs in reference.outputs.items():
+            states, results = reference.read(case_set, number, graph)
+            for spec in specs:
+                if spec.name not in wanted:
+                    continue
+                array = find_output(spec.role, states, results, reference.head)
+                positions = wanted[spec.name].positions
+                found[spec.name] = Known(positions, array[positions] if is_per_token(spec) else array[None])
         yield number, found
 
 
@@ -87,7 +98,7 @@ def find_output(
 ) -> Array:
     """Return the output of this role for one sequence; a fitted head is computed here."""
     kind, _, detail = role.partition(".")
-    if head is not None and role == HEAD:
+    if head is not None and role == head.role:
         vector = results.get("sentence_embedding")
         embedding = None if vector is None else vector[0].numpy()
         return head.compute_logits([state[0].numpy() for state in states], embedding)

@@ -16,6 +16,9 @@ from ...runtime.bundle.manifest import Manifest
 from ...runtime.encode.pooling import LAYERS, combine_layers, normalize_vector, pool_tokens
 
 HEAD = "sequence_classification"  # the role of its logits among a graph's outputs
+TAGS = "token_classification"  # the same, of a classifier of tokens
+EMBEDDING = "embedding"  # the features that are a text's vector
+CLS = "cls"  # those that are the last hidden state of the first token
 
 
 def is_fitted(manifest: Manifest) -> bool:
@@ -27,10 +30,11 @@ def is_fitted(manifest: Manifest) -> bool:
 class LinearHead:
     """A classifier that was fitted to an encoder's features, as scikit-learn gave it."""
 
-    features: str  # "embedding", or a choice of hidden states, averaged over the tokens
+    features: str  # "embedding", "cls", or a choice of hidden states, averaged over the tokens
     weight: Array  # (C, F)
     bias: Array  # (C,)
     normalize: bool  # whether an averaged embedding gets length 1
+    role: str = HEAD  # of its logits
 
     @staticmethod
     def load(bundle: Bundle) -> LinearHead | None:
@@ -40,11 +44,25 @@ class LinearHead:
             return None
         assert defaults is not None and defaults.fitted is not None
         with np.load(bundle.path(defaults.fitted.file), allow_pickle=False) as file:
-            return LinearHead(defaults.fitted.features, file["weight"], file["bias"], defaults.normalize)
+            role = TAGS if TAGS in defaults.heads else HEAD
+            return LinearHead(
+                defaults.fitted.features, file["weight"], file["bias"], defaults.normalize, role
+            )
 
     def compute_logits(self, states: Sequence[Array], embedding: Array | None) -> Array:
-        """Return a text's logits (C,) from all of its hidden states (T, E), or its embedding (F,) if any."""
-        if self.features != "embedding":
+        """Return a text's logits (C,), or those of its tokens (T, C).
+
+        Args:
+            states: all of its hidden states (T, E).
+            embedding: (F,), if the graph gives one.
+        """
+        if self.role == TAGS:
+            chosen = [states[layer] for layer in LAYERS[self.features](len(states) - 1)]
+            tokens: Array = combine_layers(chosen, self.features) @ self.weight.T + self.bias
+            return tokens
+        if self.features == CLS:
+            vector = pool_tokens(states[-1], "cls")
+        elif self.features != EMBEDDING:
             chosen = [states[layer] for layer in LAYERS[self.features](len(states) - 1)]
             vector = pool_tokens(combine_layers(chosen, self.features), "mean")
         elif embedding is not None:

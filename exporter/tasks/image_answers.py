@@ -14,12 +14,12 @@ import numpy as np
 from ...runtime.apps.check.case import Case, CaseSet, Known, Row, Text
 from ...runtime.apps.check.images import ImageEngine, make_case_scheduler
 from ...runtime.backends.backend import Array
+from ...runtime.backends.part import Part
 from ...runtime.bundle.bundle import Bundle
 from ...runtime.bundle.image_defaults import ImageDefaults
 from ...runtime.bundle.manifest import Artifact
 from ...runtime.images.denoise import denoise, embed_guidance
 from ...runtime.images.noise import Generator
-from ...runtime.images.part import Part
 from .base import OpenProgram, list_wanted
 
 if TYPE_CHECKING:

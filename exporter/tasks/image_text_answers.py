@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 from ...runtime.apps.check.case import Case, CaseSet, Known, Row, Text
 from ...runtime.apps.check.image_text import LikenessEngine, make_pixels
 from ...runtime.backends.backend import Array
+from ...runtime.backends.part import Part
 from ...runtime.bundle.bundle import Bundle
 from ...runtime.bundle.manifest import Artifact
-from ...runtime.images.part import Part
 from .base import OpenProgram, list_wanted
 from .image_answers import to_array, to_tensor
 

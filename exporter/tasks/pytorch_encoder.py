@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from ...models import PaddedAttention
 from ...models.encoder import Encoder
 from ...runtime.apps.check.case import Text
 from ..errors import VerificationError, shorten_error
@@ -40,8 +39,8 @@ def run_model(model: ReferenceModel, text: Text) -> tuple[list[torch.Tensor], di
         ids = torch.tensor([text.tokens])
         mask = torch.ones_like(ids)
         kinds = torch.tensor([segments]) if model.config.type_vocab_size else None
-        states = model.hidden_states(ids, kinds, PaddedAttention(mask))
-        return states, dict(model.head_outputs(states[-1], mask))
+        states = model.hidden_states(ids, kinds, model.make_attention(mask))
+        return states, dict(model.head_outputs(states[-1], mask, ids))
 
 
 def run_hub_model(model: Any, text: Text) -> tuple[list[torch.Tensor], dict[str, torch.Tensor]]:

@@ -13,7 +13,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ...models import KeyValue, PaddedAttention, SourceAttention, Transformer
+from ...models import KeyValue, PaddedAttention, Recurrent, SourceAttention, Transformer
+from ...models.recurrent import SourceMemory
+from ...models.recurrent_layers import States
 from ...runtime.apps.check.metrics import Logits
 from ...runtime.backends.backend import Array
 from ...runtime.decoding.beam import BeamSearch, Hypothesis, Search
@@ -46,12 +48,9 @@ class Reference:
         found: list[KeyValue] = self.model.decoder.keys_values(memory)
         return found
 
-    def stack_keys_values(self, source: Sequence[int]) -> Logits:
-        """Return `compute_keys_values` as (2 * L, S, H * D): key and value of layer 0, of layer 1, ..."""
-        tensors = [tensor[0] for pair in self.compute_keys_values(source) for tensor in pair]  # (H, S, D)
-        flat = [tensor.transpose(0, 1).flatten(1) for tensor in tensors]
-        array: Logits = torch.stack(flat).numpy()
-        return array
+    def encode_source(self, source: Sequence[int]) -> list[Tensor]:
+        """Return the results of an encoder's graph for a source: key and value of layer 0, of layer 1, ..."""
+        return [tensor for pair in self.compute_keys_values(source) for tensor in pair]
 
     @torch.no_grad()
     def compute_results(self, source: Sequence[int], target: Sequence[int]) -> tuple[Logits, Logits]:
@@ -80,6 +79,41 @@ class Reference:
     def score(self, source: Sequence[int], target: Sequence[int]) -> float:
         """Return the mean log-probability of a target's tokens."""
         return compute_score(self.compute_results(source, target)[0], target)
+
+
+class RecurrentReference(Reference):
+    """A recurrent encoder-decoder of ours, which reads a target a token after the other."""
+
+    @torch.no_grad()
+    def encode_source(self, source: Sequence[int]) -> list[Tensor]:
+        """Return memory and keys (1, S, ...), or a context (1, 1, M), and the first states (1, 1, H)."""
+        seen, states = self.read_source(source)
+        return [*seen.list_tensors(), *states[: len(states) - self.model.config.input_feeding]]
+
+    def read_source(self, source: Sequence[int]) -> tuple[SourceMemory, States]:
+        """Return what every step reads of a source, and the states that the first step begins with."""
+        ids = torch.tensor([list(source)])
+        found: tuple[SourceMemory, States] = self.model.encode(ids, torch.tensor([len(source)]))
+        return found
+
+    @torch.no_grad()
+    def compute_results(self, source: Sequence[int], target: Sequence[int]) -> tuple[Logits, Logits]:
+        seen, states = self.read_source(source)
+        steps = []
+        weights = []
+        for token in [self.start, *target[:-1]]:
+            x, states = self.model.step(torch.tensor([[token]]), states, seen)
+            steps.append(x)
+            weights += [] if seen.weights is None else [seen.weights]
+        logits: Logits = self.model.output(torch.cat(steps, dim=1))[0].numpy()
+        if not self.gives_attention:
+            return logits, np.zeros((0, 0, len(target), 0), np.float32)
+        attention: Logits = torch.cat(weights, dim=1)[None].numpy()  # (1, 1, T, S)
+        return logits, attention
+
+    @torch.no_grad()
+    def start_run(self, source: Sequence[int], beams: int) -> ReferenceRun:
+        return RecurrentRun(self.model, *self.read_source(source), beams)
 
 
 class UncachedReference(Reference, ABC):
@@ -134,6 +168,27 @@ class CachedRun:
         for origin, row in copies:
             parents[row] = origin
         self.past = [(k[parents], v[parents]) for k, v in self.past]
+
+
+class RecurrentRun:
+    """Rows of our own recurrent model, whose states are all that their past has left."""
+
+    def __init__(self, model: Recurrent, source: SourceMemory, states: States, beams: int) -> None:
+        self.model = model
+        self.source = source
+        self.states = [state.repeat(beams, 1, 1) for state in states]
+
+    @torch.no_grad()
+    def decode(self, tokens: Sequence[int]) -> Logits:
+        x, self.states = self.model.step(torch.tensor(tokens)[:, None], self.states, self.source)
+        logits: Logits = self.model.output(x)[:, 0].numpy()
+        return logits
+
+    def copy_rows(self, copies: Sequence[tuple[int, int]]) -> None:
+        parents = list(range(len(self.states[0])))
+        for origin, row in copies:
+            parents[row] = origin
+        self.states = [state[parents] for state in self.states]
 
 
 class UncachedRun:
@@ -203,7 +258,8 @@ class OnnxTranslator(UncachedReference):
 
 
 def open_reference(model: ReferenceModel, start: int, gives_attention: bool = False) -> Reference:
-    """Return the reference of our own Transformer, of transformers' model, or of optimum's graphs."""
-    if isinstance(model, Transformer):
-        return Reference(model, start, gives_attention)
+    """Return the reference of a model of ours, of transformers' model, or of optimum's graphs."""
+    if isinstance(model, Transformer | Recurrent):
+        kind = RecurrentReference if model.config.is_recurrent else Reference
+        return kind(model, start, gives_attention)
     return OnnxTranslator(model, start) if isinstance(model, OnnxGraphs) else HubReference(model, start)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..levels import CALIBRATION
-from ..task_traits import ENCODING, GENERATION, LIKENESS, PICTURES, TRANSLATION
+from ..task_traits import ENCODING, GENERATION, LIKENESS, PICTURES, RETRIEVAL, TRANSLATION, WORDS
 from . import (
     decoder,
     decoder_answers,
@@ -13,8 +13,12 @@ from . import (
     image_text,
     image_text_answers,
     images,
+    retrieval,
+    retrieval_answers,
     translator,
     translator_answers,
+    word_answers,
+    words,
 )
 from .base import Task
 from .translator_search import follow, measure_found_gaps
@@ -44,7 +48,7 @@ TASKS = {
         calibrate=encoder_answers.calibrate,
         read_row=encoder_answers.read_row,
         open=encoder_answers.open_engine,
-        list_measures=lambda case_set: case_set.cases[0].measures,  # those of real text
+        list_measures=encoder.list_first_measures,
         kept=encoder_answers.KEPT_POSITIONS,
         count_kept=lambda case_set, output, text, counts: counts[0],
         mean_over=(None, *encoder_answers.KEPT_POSITIONS[0]),
@@ -87,5 +91,29 @@ TASKS = {
         list_measures=lambda case_set: (image_text.TEXT, image_text.IMAGE),
         kept=image_text.KEPT,
         count_kept=lambda case_set, output, text, counts: counts[0],
+    ),
+    RETRIEVAL.name: Task(
+        choose=retrieval.choose,
+        open_reference=retrieval_answers.open_reference,
+        answer_texts=retrieval_answers.answer_texts,
+        calibrate=retrieval_answers.calibrate,
+        read_row=retrieval_answers.read_row,
+        open=retrieval_answers.open_engine,
+        list_measures=lambda case_set: retrieval.MEASURES,
+        kept=retrieval_answers.KEPT,
+        count_kept=retrieval.keep_every_chunk,
+        thin=retrieval.thin,
+        mean_over=(None,),
+    ),
+    WORDS.name: Task(
+        choose=words.choose,
+        open_reference=word_answers.open_reference,
+        answer_texts=word_answers.answer_texts,
+        calibrate=word_answers.calibrate,
+        read_row=word_answers.read_row,
+        open=word_answers.open_engine,
+        list_measures=lambda case_set: words.MEASURES,
+        kept=((1,),),
+        count_kept=lambda case_set, output, text, counts: None,  # few values are kept of a question
     ),
 }

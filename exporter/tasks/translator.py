@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ...runtime.apps.check.case import Case, CaseSet, Measure, Row, Searching, Text
+from ...runtime.apps.check.cases import find_room
 from ...runtime.apps.check.files import choose_evenly
 from ...runtime.apps.check.metrics import ErrorMetrics, ScoreMetrics, VectorMetrics
 from ...runtime.apps.check.translator import SEARCH
@@ -78,7 +79,8 @@ class Sizes:
     @classmethod
     def of(cls, manifest: Manifest) -> Sizes:
         """Return the sizes of a bundle's graphs."""
-        limits = {a.graph: (a.axis("tokens").max, a.axis("batch").max) for a in manifest.artifacts}
+        longest = manifest.max_length  # of a graph that reads a token at a time
+        limits = {a.graph: (min(longest, find_room(a)), a.axis("batch").max) for a in manifest.artifacts}
         return cls(limits[ENCODER][0], limits[DECODER][0], limits[ENCODER][1], limits[DECODER][1])
 
 

@@ -17,7 +17,7 @@ from ...runtime.apps.check.case import Case, CaseSet, Known, Row, Text
 from ...runtime.apps.check.decoder import reduce
 from ...runtime.apps.check.judge import Limits
 from ...runtime.apps.check.metrics import Logits, ScoreMetrics, measure_scale
-from ...runtime.apps.check.translator import TranslatorEngine, make_search
+from ...runtime.apps.check.translator import TranslatorEngine, make_search, stack_places
 from ...runtime.bundle.bundle import Bundle
 from ...runtime.bundle.manifest import Artifact
 from ...runtime.decoding.constraints import Constraints
@@ -25,7 +25,7 @@ from ...runtime.decoding.decoder import Decoder
 from ...runtime.translate.source_encoder import SourceEncoder
 from ...runtime.translate.sources import open_tokenizers
 from ..limits import CAPS, GAP_FACTOR, Gaps
-from .base import Asked, OpenProgram, list_wanted
+from .base import Asked, OpenProgram, find_partner, list_wanted
 from .translator import DECODER, ENCODER, START, has_attention
 
 if TYPE_CHECKING:
@@ -47,15 +47,8 @@ def open_reference(model: ReferenceModel, bundle: Bundle, rounding: Rounding | N
 
 def open_engine(bundle: Bundle, artifact: Artifact, open_program: OpenProgram) -> TranslatorEngine:
     """Open an encoder with the decoder that fits it best, or a decoder with the encoder."""
-
-    def find_partner(graph: str) -> Artifact:
-        if artifact.graph == graph:
-            return artifact
-        others = [other for other in bundle.manifest.artifacts if other.graph == graph]
-        return max(others, key=lambda a: (a.precision == artifact.precision, a.dialect == artifact.dialect))
-
-    encoder = find_partner(ENCODER)
-    decoder = find_partner(DECODER)
+    encoder = find_partner(bundle, artifact, ENCODER)
+    decoder = find_partner(bundle, artifact, DECODER)
     return TranslatorEngine(
         SourceEncoder(open_program(encoder), encoder, decoder),
         Decoder(open_program(decoder), decoder),
@@ -75,7 +68,7 @@ def read_row(reference: Reference, case_set: CaseSet, case: Case, row: Row) -> o
     """Run PyTorch over a source, or over a target up to a row's end."""
     text = case_set.texts[row.text]
     if text.source is None:
-        return reference.compute_keys_values(text.tokens)
+        return reference.encode_source(text.tokens)
     return compute_results(reference, case_set, replace(text, tokens=text.tokens[: row.ends[-1]]))
 
 
@@ -141,8 +134,8 @@ def answer_text(reference: Reference, case_set: CaseSet, number: int) -> dict[st
     wanted = {output: known.positions for output, known in list_wanted(case_set, number).items()}
     if text.source is None:
         places = wanted["cross"]
-        values = reference.stack_keys_values(text.tokens)[:, places].swapaxes(0, 1)  # (P, 2 * L, H * D)
-        return {"cross": Known(places, values)}
+        results = [tensor[0].numpy() for tensor in reference.encode_source(text.tokens)]
+        return {"cross": Known(places, stack_places(results, places))}
     source = case_set.texts[text.source].tokens
     if "score" in wanted:
         return {"score": Known(wanted["score"], np.array([reference.score(source, text.tokens[1:])]))}

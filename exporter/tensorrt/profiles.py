@@ -18,7 +18,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ...runtime.backends.plan_compatibility import find_sides
+from ...runtime.backends.plan_compatibility import find_sides, name_option_axes
 from ...runtime.bundle.artifact import SLOTS, Artifact, Axis, TensorSpec
 from ..errors import BuildError, BuildOptionError
 
@@ -70,7 +70,8 @@ def derive_profiles(
         BuildOptionError: a length is outside of what the graph, or a maximum, allows.
     """
     has_sides = bool(find_sides(artifact))
-    usual: Sequence[Mapping[str, int]] = ({},) if artifact.keeps_cache or has_sides else ({"batch": 1}, {})
+    has_one = artifact.keeps_cache or artifact.keeps_state or has_sides
+    usual: Sequence[Mapping[str, int]] = ({},) if has_one else ({"batch": 1}, {})
     limits = {"batch": max_batch, "length": max_length, "height": max_height, "width": max_width}
     profiles: list[Profile] = []
     for lengths in opt or usual:
@@ -85,6 +86,8 @@ def list_ways(artifact: Artifact, axes: dict[str, Range]) -> dict[str, dict[str,
     """Return the axes of each way of calling a graph, by the profile's name."""
     if artifact.keeps_cache:
         return list_ways_of_decoder(artifact, axes)
+    if artifact.keeps_state:
+        return {"decode": axes}
     fixed = {axis: (axes[axis][1],) * 3 for axis, _ in find_sides(artifact).values()}
     if not fixed:
         return {"encode": axes}
@@ -164,21 +167,21 @@ def limit_axes(
     maxima = dict(read_sides("--max", artifact, limits))
     best = dict(read_sides("--opt", artifact, opt, limits))
     max_batch = limits["batch"]
-    has_tokens = artifact.has_axis("tokens")
-    max_length = limits["length"] if has_tokens else None
+    measured = name_option_axes(artifact).get("length")  # the axis of "length"
+    max_length = None if measured is None else limits["length"]
     if max_batch is not None:
         check_length("--max", "batch", max_batch, 1, sources.max)
         maxima |= {"sources": max_batch, "batch": max_batch * (rows.max // sources.max)}
-    if max_length is not None:
-        check_length("--max", "length", max_length, 2, artifact.axis("tokens").max)
+    if measured is not None and max_length is not None:
+        check_length("--max", "length", max_length, 2, artifact.axis(measured).max)
         maxima |= {**dict.fromkeys(("tokens", "source_tokens", SLOTS), max_length), "past": max_length - 1}
     if (batch := opt.get("batch")) is not None:
         check_length("--opt", "batch", batch, 1, sources.max, max_batch)
         best |= {"sources": batch, "batch": batch * (rows.opt // sources.opt)}
-    if has_tokens and (length := opt.get("length")) is not None:
-        check_length("--opt", "length", length, 1, artifact.axis("tokens").max, max_length)
+    if measured is not None and (length := opt.get("length")) is not None:
+        check_length("--opt", "length", length, 1, artifact.axis(measured).max, max_length)
         # Of a translation the source has this length; its prefill is one token.
-        best |= {"past": length, "source_tokens" if "source_tokens" in axes else "tokens": length}
+        best |= {"past": length, measured: length}
     ranges: dict[str, Range] = {}
     for name, axis in axes.items():
         high = min(axis.max, maxima.get(name, axis.max))

@@ -182,7 +182,7 @@ class SourceNode(SourceAttention):
     def attend(self, layer: int, q: Tensor) -> Tensor:
         # ONNX Runtime takes no mask that is broadcast along the queries.
         bias = self.bias.expand(-1, -1, q.shape[2], -1)
-        return add_attention_node(q, *self.keys_values[layer], bias)
+        return add_attention_node(q, *self.pair(layer), bias)
 
 
 def add_attention_node(
@@ -274,7 +274,7 @@ class TargetDecoder(nn.Module):
         super().__init__()
         self.model = refuse_custom_parts(model)
         self.weights = weights  # whether the attention over the source is an output too
-        self.layers = model.config.decoder_layers
+        self.crosses = model.config.cross_layers
 
     def outputs(
         self,
@@ -304,15 +304,29 @@ class PortableTargetDecoder(TargetDecoder):
         self,
         input_ids: Tensor,
         attention_mask: Tensor,
-        position_ids: Tensor,
+        position_ids: Tensor | None,
         logit_rows: Tensor,
         encoder_attention_mask: Tensor,
         *rest: Tensor,
     ) -> tuple[Tensor, ...]:
         pairs = pair_up(rest)
-        source = SourceAttention(pairs[: self.layers], encoder_attention_mask)
-        cache = DynamicCache(pairs[self.layers :], attention_mask, position_ids)
+        source = SourceAttention(pairs[: self.crosses], encoder_attention_mask)
+        cache = DynamicCache(pairs[self.crosses :], attention_mask, position_ids)
         return self.outputs(input_ids, cache, source, logit_rows)
+
+
+class PortableTargetWithoutPositions(PortableTargetDecoder):
+    """The same of a target without positions."""
+
+    def forward(  # type: ignore[override]
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor,
+        logit_rows: Tensor,
+        encoder_attention_mask: Tensor,
+        *rest: Tensor,
+    ) -> tuple[Tensor, ...]:
+        return super().forward(input_ids, attention_mask, None, logit_rows, encoder_attention_mask, *rest)
 
 
 class InplaceTargetDecoder(TargetDecoder):
@@ -327,8 +341,8 @@ class InplaceTargetDecoder(TargetDecoder):
         pairs = pair_up(rest)
         # TensorRT's parser takes no Attention that gives its weights too.
         attention = SourceAttention if self.weights else SourceNode
-        source = attention(pairs[: self.layers], encoder_attention_mask)
-        cache = StaticCache(pairs[self.layers :], past_lengths)
+        source = attention(pairs[: self.crosses], encoder_attention_mask)
+        cache = StaticCache(pairs[self.crosses :], past_lengths)
         return self.outputs(input_ids, cache, source, logit_rows)
 
 
@@ -343,8 +357,8 @@ class OrtTargetDecoder(TargetDecoder):
         *rest: Tensor,
     ) -> tuple[Tensor, ...]:
         pairs = pair_up(rest)
-        source = SourceAttention(pairs[: self.layers], encoder_attention_mask)
-        cache = GroupQueryCache(pairs[self.layers :], past_lengths, total_sequence_length)
+        source = SourceAttention(pairs[: self.crosses], encoder_attention_mask)
+        cache = GroupQueryCache(pairs[self.crosses :], past_lengths, total_sequence_length)
         return self.outputs(input_ids, cache, source, logit_rows)
 
 
@@ -366,24 +380,39 @@ class PortableEncoder(nn.Module):
         self.layers = layers  # whose hidden states are outputs besides the last one; 0 is the embeddings
         self.pooler_output = pooler_output  # whether the pooler's result is an output too
 
+    @property
+    def encoder(self) -> Encoder:
+        """Return the encoder that is written."""
+        return self.model
+
     def forward(self, input_ids: Tensor, attention_mask: Tensor, *rest: Tensor) -> tuple[Tensor, ...]:
         """Return the recipe's outputs; `rest` is token_type_ids and logit_rows, if the model has them."""
-        config = self.model.config
+        encoder = self.encoder
+        config = encoder.config
         others = list(rest)
         segments = others.pop(0) if config.type_vocab_size else None
-        rows = others.pop(0) if "masked_lm" in config.heads else None
-        states = self.model.hidden_states(input_ids, segments, PaddedAttention(attention_mask))
-        results = self.model.head_outputs(states[-1], attention_mask, rows)
+        rows = others.pop(0) if "masked_lm" in config.output_heads else None
+        states = encoder.hidden_states(input_ids, segments, encoder.make_attention(attention_mask))
+        results = encoder.head_outputs(states[-1], attention_mask, input_ids, rows)
         outputs = [states[-1]]
-        for head in config.heads:
+        for head in config.output_heads:
             both_ends = head == "question_answering"
             outputs += results[head].unbind(-1) if both_ends else [results[head]]
-        if config.sentence is not None:
-            outputs.append(results["sentence_embedding"])
+        outputs += [results[name] for name in config.list_vectors()]
         outputs += [states[layer] for layer in self.layers]
         if self.pooler_output:
             outputs.append(results["pooler_output"])
         return tuple(outputs)
+
+
+class QueryEncoder(PortableEncoder):
+    """The encoder of queries, beside that of documents."""
+
+    @property
+    def encoder(self) -> Encoder:
+        """Return the encoder that is written."""
+        assert self.model.query is not None
+        return self.model.query
 
 
 def pair_up(flat: tuple[Tensor, ...]) -> list[KeyValue]:

@@ -153,7 +153,7 @@ def find_first_mismatch(
         step = program.runs - 1
         if not replay.steps[step].is_compared:
             return
-        got = replay.remove_padding(step, array)
+        got = replay.select_compared(step, name, array)
         for tolerances in references:
             tolerance = tolerances.get((step, name))
             if tolerance is None:
@@ -187,6 +187,8 @@ def make_node_tolerances(
     exact = replay.collect_values(full, full_artifact)
     if artifact.precision == "fp32":
         return {key: Tolerance(array, floor, reference) for key, array in exact.items()}
+    cast = find_cast_results(own)
+    exact = {(step, cast[name]): array for (step, name), array in exact.items() if name in cast} | exact
     tolerances = {}
     for key, array in replay.collect_values(own, artifact).items():
         if array.dtype == np.int8 and key in exact and exact[key].dtype.kind == "f":
@@ -197,6 +199,18 @@ def make_node_tolerances(
             gap = measure_distance(array.astype(exact[key].dtype), exact[key])
             tolerances[key] = Tolerance(array, max(floor, NODE_FACTOR * gap), reference)
     return tolerances
+
+
+def find_cast_results(model: ir.Model) -> dict[str, str]:
+    """Return the results of a graph that a Cast gives, each with the value that it reads.
+
+    In fp32 the node before gives the result itself, by that name: so it can be compared, not only the Cast.
+    """
+    return {
+        str(result.name): str(cast.inputs[0].name)
+        for result in model.graph.outputs
+        if (cast := result.producer()) is not None and cast.op_type == "Cast" and cast.inputs[0] is not None
+    }
 
 
 def make_module_tolerances(

@@ -18,7 +18,7 @@ from ...runtime.apps.check.differences import describe_differences, show_value
 from ...runtime.apps.check.outcome import Comparison
 from ...runtime.apps.check.texts import FILES, open_text_tokenizers
 from ...runtime.bundle.bundle import Bundle
-from ...runtime.bundle.export_again import find_max_batch, read_chosen_outputs
+from ...runtime.bundle.export_again import extrapolates, find_max_batch, read_chosen_outputs
 from ...runtime.errors import PlanForgeError
 from ...runtime.text.chat import TEMPLATE_FILES
 from ...runtime.text.piece_tokenizer import PIECES
@@ -86,7 +86,13 @@ def derive(bundle: Bundle, source: Source) -> Checkpoint:
     manifest = bundle.manifest
     if manifest.source.get("exporter"):
         return ImportedSettings(source, bundle)
-    return Checkpoint(source, find_max_batch(manifest), manifest.max_length, read_chosen_outputs(manifest))
+    return Checkpoint(
+        source,
+        find_max_batch(manifest),
+        manifest.max_length,
+        read_chosen_outputs(manifest),
+        extrapolates(manifest),
+    )
 
 
 class ImportedSettings(Checkpoint):
@@ -106,10 +112,10 @@ class ImportedSettings(Checkpoint):
         with raise_checkpoint_errors():
             self.config_json = read_json(source.folder / "config.json")
             self.modules = read_modules(source.folder)
-        sentence = None if self.modules is None else self.modules.config
+        sentence = None if self.modules is None else self.modules.sentence
         told = {**manifest.config, "sentence": sentence}
         if manifest.encoder is not None:
-            told["heads"] = manifest.encoder.heads
+            told["heads"] = told["output_heads"] = manifest.encoder.heads
         if self.traits.has_sources:
             told["vocab_size"] = manifest.config.get("target_vocab_size")
         self.config: Any = SimpleNamespace(**told)
@@ -207,10 +213,14 @@ def compare_settings(bundle: Bundle, derived: Checkpoint) -> tuple[int, list[str
         ("encoder", manifest.encoder, derived.encoder),
         ("images", manifest.images, derived.images),
         ("likeness", manifest.likeness, derived.likeness),
+        ("words", manifest.words, derived.words),
+        ("retrieval", manifest.retrieval, derived.retrieval),
     ):
         if ours is not None or theirs is not None:
             got[name] = {} if ours is None else make_plain(dataclasses.asdict(ours))
             expected[name] = {} if theirs is None else make_plain(dataclasses.asdict(theirs))
+    for side in (got, expected):
+        side.get("encoder", {}).get("roles", {}).pop("ranges", None)  # of vectors: no setting, but measured
     if manifest.encoder is not None and manifest.encoder.fitted is not None:
         for name in OF_A_FITTED_HEAD:
             del got["encoder"][name], expected["encoder"][name]

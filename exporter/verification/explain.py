@@ -15,8 +15,9 @@ import onnx_ir as ir
 
 from ...runtime.apps.check.failures import NodeFault
 from ...runtime.backends.backend import Array
+from ...runtime.bundle.artifact import has_role
 from ...runtime.bundle.bundle import Bundle
-from ...runtime.bundle.export_again import read_chosen_outputs
+from ...runtime.bundle.export_again import extrapolates, read_chosen_outputs
 from ...runtime.bundle.manifest import Artifact, Manifest
 from ...runtime.errors import PlanForgeError
 from ..calibration.calibration import Calibration
@@ -32,7 +33,7 @@ from ..passes.weight_files import load_graph
 from ..precisions import PRECISIONS
 from ..reference_model import is_module, restore_weights
 from ..tasks.base import Progress
-from ..tasks.fitted_head import HEAD, is_fitted
+from ..tasks.fitted_head import HEAD, TAGS, is_fitted
 from ..tasks.verifier import Verifier
 from ..tracing.modules import find_module, find_module_results, read_results
 from .bisect import (
@@ -207,7 +208,10 @@ def prefer_static_fault(
 
     That one is the first at fault: the values of nodes between the results of modules are not known of
     imported graphs, and in fp16 a fault may hide in its own node's tolerance and leave that of a later one.
+    Not so where a state in fp32 is read: what it spoils is read as faulty too, from the second step on.
     """
+    if has_role(artifact.outputs, "next_state.") and artifact.precision == "fp32":
+        return mismatch
     graph = load_graph(verifier.bundle.path(artifact.file)).graph
     accused = next((node for node in graph if mismatch.value in {value.name for value in node.outputs}), None)
     if accused is None:
@@ -268,7 +272,9 @@ def remove_fitted_head(artifact: Artifact, manifest: Manifest) -> Artifact:
     """Return a graph without the classifier that was fitted to it afterwards."""
     if not is_fitted(manifest):
         return artifact
-    return dataclasses.replace(artifact, outputs=tuple(s for s in artifact.outputs if s.role != HEAD))
+    return dataclasses.replace(
+        artifact, outputs=tuple(s for s in artifact.outputs if s.role not in (HEAD, TAGS))
+    )
 
 
 def convert_references(
@@ -365,7 +371,9 @@ def make_tracer(manifest: Manifest, source: Source, model: ReferenceModel) -> Tr
     """Return a function that traces a bundle's graphs once more from its checkpoint."""
 
     def trace(recipes: Sequence[str]) -> dict[str, ir.Model]:
-        checkpoint = Checkpoint(source, None, manifest.max_length, read_chosen_outputs(manifest))
+        checkpoint = Checkpoint(
+            source, None, manifest.max_length, read_chosen_outputs(manifest), extrapolates(manifest)
+        )
         return trace_graphs(checkpoint, recipes, model)
 
     return trace

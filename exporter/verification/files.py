@@ -30,7 +30,7 @@ from ..execution.node_executor import (
 from ..execution.replay import Replay, Step
 from ..execution.rounding_noise import RoundingExecutor, find_code_bits, list_live_nodes, rounds_to_codes
 from ..limits import CAPS, compute_limits
-from ..passes.weight_files import allow_links, load_graph, replace_external
+from ..passes.weight_files import load_graph
 from ..tasks.base import Progress
 from .bisect import FirstMismatch, Tolerance, find_first_mismatch
 from .report import VerificationReport
@@ -61,8 +61,6 @@ class OnnxFile:
             model = load_graph(path)
             if model.functions:
                 InlinePass()(model)
-                ir.external_data.set_base_dir(model.graph, path.parent)  # a function's have none
-                replace_external(model, lambda tensor: allow_links(tensor, path))
             model.graph.sort()  # ONNX Runtime sorts too
         except VerificationError:
             raise

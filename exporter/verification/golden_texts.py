@@ -38,6 +38,8 @@ from ..checkpoints.tokenizers.classes import find_unknown_class
 from ..checkpoints.tokenizers.files import lower_case, read_settings
 from ..checkpoints.tokenizers.translation import OWN_FILES
 from ..errors import VerificationError, shorten_error
+from .golden_pairs import make_pair_inputs
+from .golden_roles import make_typed_inputs
 from .golden_samples import PAIRS, TEXTS, make_added_texts, make_chats, make_vocabulary_texts
 
 log = logging.getLogger("planforge")
@@ -146,7 +148,8 @@ class TransformersReference:
         given = {"text_target": text} if self._side == "target" else {"text": text}
         if pair is not None:
             given["text_pair"] = pair
-        ids: list[int] = self._tokenizer(**given, add_special_tokens=with_frame)["input_ids"]
+        # Unless told to be quiet, it warns of texts longer than the model reads, which nobody runs here.
+        ids: list[int] = self._tokenizer(**given, add_special_tokens=with_frame, verbose=False)["input_ids"]
         return ids
 
 
@@ -217,6 +220,8 @@ def carry_golden_texts(opened: Bundle, staging: Path, manifest: Manifest) -> Man
 def make_golden_texts(bundle: Bundle, checkpoint: Checkpoint) -> GoldenTexts:
     """Ask the references for the ids, texts and chats of the golden set."""
     theirs = load_transformers_tokenizer(checkpoint.folder)
+    if theirs is not None and checkpoint.prefix_tokens:  # as sentence-transformers does
+        theirs.add_tokens(sorted(checkpoint.prefix_tokens), special_tokens=True)
     references = make_references(checkpoint, theirs)
     sides = []
     for reference, tokenizer in zip(references, checkpoint.tokenizers, strict=True):
@@ -234,7 +239,11 @@ def make_golden_texts(bundle: Bundle, checkpoint: Checkpoint) -> GoldenTexts:
         hashes=hash_files(bundle),
         settings=describe_settings(bundle.manifest),
         sides=tuple(sides),
-        inputs=tuple(make_inputs(references[0], checkpoint)),
+        inputs=(
+            *make_inputs(references[0], checkpoint),
+            *make_typed_inputs(references[0], checkpoint),
+            *make_pair_inputs(references[0], checkpoint, theirs),
+        ),
         chats=tuple(chats),
     )
 
@@ -263,7 +272,7 @@ def refuse_unknown_class(folder: Path) -> None:
     if name is not None:
         raise VerificationError(
             f"{folder} names the tokenizer class {name}, which can be checked only with transformers, but"
-            " that is not installed, or cannot read it: pip install 'planforge[import]'"
+            " that is not installed, or cannot read it: pip install 'planforge[export]'"
         )
 
 
@@ -294,10 +303,17 @@ def make_inputs(reference: Reference, checkpoint: Checkpoint) -> Iterator[Golden
     if checkpoint.frames is None:
         return
     before = encoder.prompts.get(encoder.default_prompt or "", "")
+    if checkpoint.is_static:  # sentence-transformers adds no special tokens
+        read = {text: tuple(reference.encode(before + text)) for text in TEXTS}
+        yield from (GoldenInput(text, None, ids) for text, ids in read.items() if ids)
+        return
+    behind = ""  # transformers' users write the choice token
+    if checkpoint.reads_choice_token:
+        behind = checkpoint.tokenizers[0].spell(encoder.tokens["cls"])
     for text in TEXTS:
-        yield GoldenInput(text, None, tuple(reference.add_special_tokens(before + text, None)))
-    for text, pair in PAIRS:
-        yield GoldenInput(text, pair, tuple(reference.add_special_tokens(text, pair)))
+        yield GoldenInput(text, None, tuple(reference.add_special_tokens(before + text + behind, None)))
+    for text, pair in PAIRS if encoder.pairs is None else ():
+        yield GoldenInput(text, pair, tuple(reference.add_special_tokens(text, pair + behind)))
 
 
 def make_golden_chats(

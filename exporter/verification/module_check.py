@@ -28,6 +28,7 @@ from ...runtime.bundle.manifest import Artifact
 from ...runtime.decoding.cache_shapes import PREFILL_CHUNK
 from ...runtime.errors import BackendError
 from ..execution.replay import Replay, Step
+from ..memory import give_back_mapped_pages
 from ..passes.weight_files import load_graph
 from ..task_traits import TRAITS
 from ..tasks.encoder_answers import find_output
@@ -82,7 +83,8 @@ def check_modules(verifier: Verifier, artifact: Artifact, model: nn.Module) -> t
 
 def make_short_replay(verifier: Verifier, artifact: Artifact, model: nn.Module) -> Replay:
     """Return a replay of short padded texts and, where there is a cache, of one more token."""
-    if not TRAITS[verifier.bundle.manifest.task].continues_texts:
+    traits = TRAITS[verifier.bundle.manifest.task]
+    if not traits.continues_texts or traits.reads_neighbours:  # whose rows are never padded
         return verifier.make_replay(artifact)
     texts = [Text(cut_tokens(verifier, length)) for length in SHORT]
     rows = [Row(number, (length - 1, length)) for number, length in enumerate(SHORT)]
@@ -182,6 +184,7 @@ class ModuleRun:
         misfits: set[str] = set()  # of this graph, not of one that it runs with
         while True:
             self.programs.clear()
+            give_back_mapped_pages()  # of the model
             replay.drive(self.open_program(self.artifact, replay.steps))
             try:
                 exact, *near = [self.run_model(replay, mode) for mode in modes]
@@ -205,6 +208,7 @@ class ModuleRun:
     def run_model(self, replay: Replay, mode: AbstractContextManager[Any]) -> dict[Border, Pairs]:
         """Run PyTorch over each text with the graph's values; return the values of both."""
         found: dict[Border, Pairs] = defaultdict(Pairs)
+        give_back_mapped_pages()  # of the graph, whose values are kept; else both count at once
         for text, read in enumerate(replay.read):
             if read is None:
                 continue
@@ -218,8 +222,8 @@ class ModuleRun:
     def list_results(self, result: Any) -> Mapping[str, Any]:
         """Return PyTorch's values of the graph's outputs (1, ...), by name, for a text that was read."""
         names = [spec.name for spec in self.artifact.outputs]
-        if isinstance(result, list):  # a source's keys and values
-            return dict(zip(names, (tensor for pair in result for tensor in pair), strict=True))
+        if isinstance(result, list):  # what an encoder gives of a source
+            return dict(zip(names, result, strict=True))
         if isinstance(result, Mapping):  # a part's of a model of pictures
             return result
         first, second = (result, {}) if isinstance(result, np.ndarray) else result

@@ -200,29 +200,44 @@ class ModuleProgram(ExecutedProgram):
         self.dtypes = {n: "float32" if d in ("float16", "int8") else d for n, d in self.dtypes.items()}
         self.steps = steps
         self.roles = {spec.role: spec.name for spec in artifact.inputs}
+        self.reads_neighbours = artifact.reads_neighbours
         self.kept: dict[tuple[str, int], list[Kept]] = {}  # by value and text
 
     def run(self, inputs: Arrays, buffers: Buffers, outputs: Sequence[str] | None = None) -> dict[str, Array]:
         if self.steps is not None:
             self.step = self.steps[self.runs]
         else:
-            self.step = Step("", count_positions(inputs[self.roles["mask"]] > 0))
+            self.step = Step("", count_positions(self.find_valid(inputs)))
         rows = inputs.get(self.roles.get("logit_rows", ""))
         self.chosen = None if rows is None else np.asarray(rows)
+        self.chooses_all = (  # then a pass that gathers the chosen rows earlier leaves all tokens, row by row
+            rows is not None
+            and self.reads_neighbours
+            and np.array_equal(rows, np.arange(self.step.positions.size))
+        )
         return super().run(inputs, buffers, outputs)
+
+    def find_valid(self, inputs: Arrays) -> npt.NDArray[np.bool_]:
+        """Return which tokens (B, T) of a run are no padding, by its mask or its lengths."""
+        if "mask" in self.roles:
+            return np.asarray(inputs[self.roles["mask"]] > 0)
+        if "neighbours" in self.roles:  # modules compute those that are padding too
+            return np.ones_like(inputs[self.roles["neighbours"]], bool)
+        width = inputs[self.roles["ids"]].shape[1]
+        return np.arange(width) < inputs[self.roles["lengths"]][:, None]
 
     def exchange(self, name: str, array: Array) -> Array:
         """Keep a result, and return the value that replaces it."""
         if name not in self.names or array.dtype.kind != "f":
             return array
         self.keep(name, array)
-        return scale_tokens(array, self.step.positions) if name in self.scaled else array
+        return self.scale(array) if name in self.scaled else array
 
     def keep(self, name: str, array: Array) -> None:
         """Keep a result at the tokens of each text."""
         positions = self.step.positions
         texts = range(len(positions)) if self.step.rows is None else self.step.rows
-        tokens = move_tokens(array, positions.shape)
+        tokens = self.move(array)
         for row, text in enumerate(texts):
             own = positions[row][positions[row] != PADDING]
             if tokens is not None:
@@ -236,6 +251,24 @@ class ModuleProgram(ExecutedProgram):
             else:
                 continue
             self.kept.setdefault((name, text), []).append(kept)
+
+    def move(self, array: Array) -> Array | None:
+        """Return a result as (B, T, ...), also where it has all tokens one below the other; else None."""
+        shape = self.step.positions.shape
+        if self.chooses_all and array.ndim == 2 and len(array) == self.step.positions.size:
+            return array.reshape(*shape, *array.shape[1:])
+        return move_tokens(array, shape)
+
+    def scale(self, array: Array) -> Array:
+        """Return a result with its tokens multiplied by `FACTORS`; anything else as it is."""
+        moved = self.move(array)
+        if moved is None:
+            return array
+        factors = find_factors(self.step.positions)
+        scaled = moved * factors.reshape(*factors.shape, *(1,) * (moved.ndim - 2))
+        if array.ndim == 2:
+            return scaled.reshape(array.shape)
+        return scaled if moved is array else np.ascontiguousarray(scaled.swapaxes(1, 2))
 
     def list_kept(self, name: str, text: int) -> Kept | None:
         """Return the values kept of a graph's value for a text in all runs."""
@@ -260,13 +293,3 @@ def find_factors(positions: Integers) -> Array:
     """Return the factors for tokens at some positions; 1 for padding and whole texts."""
     factors: Array = FACTORS[np.minimum(positions, len(FACTORS) - 1)]  # the last one is padding's as well
     return factors
-
-
-def scale_tokens(array: Array, positions: Integers) -> Array:
-    """Return a result with its tokens multiplied by `FACTORS`; anything else as it is."""
-    moved = move_tokens(array, positions.shape)
-    if moved is None:
-        return array
-    factors = find_factors(positions)
-    scaled = moved * factors.reshape(*factors.shape, *(1,) * (moved.ndim - 2))
-    return scaled if moved is array else np.ascontiguousarray(scaled.swapaxes(1, 2))

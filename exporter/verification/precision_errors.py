@@ -150,7 +150,7 @@ def adopt_stored_weights(
                 product = products[stored.names]
                 smoothing = stored.rows.smoothing
                 products[stored.names] = replace(product, smoothing=smoothing, weight=read_whole(stored))
-            elif stored.may_be_gptq and stored.names[0] in weights.bits:
+            elif (stored.may_be_gptq or stored.is_kept) and stored.names[0] in weights.bits:
                 by_name[stored.names[0]] = stored
         compensated = LazyMapping(by_name, read_whole)
         quantized[kind] = replace(weights, compensated=compensated, products=products)

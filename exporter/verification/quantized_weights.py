@@ -101,6 +101,8 @@ def check_weight(weight: StoredWeight, expected: Array, rows: Rows) -> str:
         return "has a smoothing that is not above 0"
     if not np.isfinite(expected).all():
         return "has NaN or infinity in the checkpoint itself"
+    if weight.is_kept:
+        return check_kept(weight, expected)
     if fault := check_unit(weight, expected):
         return fault
     faults = Faults()
@@ -123,6 +125,22 @@ def check_weight(weight: StoredWeight, expected: Array, rows: Rows) -> str:
         )
     x = x if smoothing is None else x / smoothing
     return describe_excess(measure_precision_errors(list_errors(weight, expected), np.asarray(x, np.float32)))
+
+
+def check_kept(weight: StoredWeight, expected: Array) -> str:
+    """Return in words how a weight differs from what the checkpoint's codes stand for; "" where it does not.
+
+    Both are the same products of the same numbers, so that each value is equal to the last bit.
+    """
+    for rows in cut_rows(weight.shape, PIECE_NUMBERS):
+        differs = weight.read(rows).dequantize() != expected[rows]
+        if differs.any():
+            row, column = np.argwhere(differs)[0]
+            return (
+                f"is not the checkpoint's, whose codes it should keep: {int(differs.sum())} values of rows"
+                f" {rows.start} to {rows.stop - 1} differ, first in row {rows.start + row}, column {column}"
+            )
+    return ""
 
 
 def check_unit(weight: StoredWeight, expected: Array) -> str:

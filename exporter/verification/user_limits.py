@@ -7,7 +7,14 @@ import logging
 import math
 from collections.abc import Mapping
 
-from ...runtime.apps.check.metrics import LabelMetrics, Metrics, ScoreMetrics, TextMetrics, VectorMetrics
+from ...runtime.apps.check.metrics import (
+    LabelMetrics,
+    Metrics,
+    RankingMetrics,
+    ScoreMetrics,
+    TextMetrics,
+    VectorMetrics,
+)
 from ...runtime.apps.check.outcome import MORE_IS_BETTER, Comparison, keeps_limit
 from ...runtime.errors import InputError
 from .report import VerificationReport
@@ -17,7 +24,7 @@ log = logging.getLogger("planforge")
 # Metrics that a user can limit: the others are counts.
 LIMITABLE = {
     field.name
-    for kind in (Metrics, LabelMetrics, VectorMetrics, ScoreMetrics, TextMetrics)
+    for kind in (Metrics, LabelMetrics, VectorMetrics, RankingMetrics, ScoreMetrics, TextMetrics)
     for field in dataclasses.fields(kind)
 } - {"finite", "rows"}
 

@@ -160,7 +160,7 @@ def compare_all(
             graph = load_graph(bundle.path(artifact.file))
             replay = verifier.make_replay(artifact)
             nodes_in_fp32[artifact.id], broken = list_fp32_nodes(graph, artifact, replay)
-            steps = " and ".join(step.name for step in replay.steps)
+            steps = " and ".join(dict.fromkeys(step.name for step in replay.steps))
             case = f"every result of {steps}, padded, is finite"
             finite = Outcome({"finite": broken is None}, {}, () if broken is None else (str(broken),))
             comparisons.append(

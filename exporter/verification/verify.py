@@ -13,13 +13,18 @@ from typing import TYPE_CHECKING
 from ...runtime.apps.check.files import find_golden, name_damage, read_golden
 from ...runtime.apps.check.texts import compare_texts
 from ...runtime.bundle.bundle import Bundle
-from ...runtime.bundle.export_again import name_checkpoint, read_chosen_outputs, suggest_export_again
+from ...runtime.bundle.export_again import (
+    extrapolates,
+    name_checkpoint,
+    read_chosen_outputs,
+    suggest_export_again,
+)
 from ...runtime.bundle.manifest import Manifest
 from ...runtime.errors import InputError, PlanForgeError
 from ..calibration.prompts import read_prompts
 from ..calibration.repeat import read_calibration, repeat_calibration
 from ..checkpoints.checkpoint import Checkpoint
-from ..checkpoints.source import Source, find_recorded, resolve_source
+from ..checkpoints.source import Source, add_recorded_adapter, find_recorded, resolve_source
 from ..errors import VerificationError
 from ..levels import STANDARD, Level, find_level
 from ..memory import give_back_memory
@@ -220,7 +225,9 @@ def verify_with_pytorch(
 
 def read_explanations(manifest: Manifest, source: Source) -> Mapping[str, Recipe]:
     """Return the recipes of the graphs that explain a bundle's model."""
-    return Checkpoint(source, None, manifest.max_length, read_chosen_outputs(manifest)).explanations
+    return Checkpoint(
+        source, None, manifest.max_length, read_chosen_outputs(manifest), extrapolates(manifest)
+    ).explanations
 
 
 def load_model_to_compare(bundle: Bundle, checkpoint: Source) -> ReferenceModel:
@@ -309,10 +316,11 @@ def find_checkpoint(bundle: Bundle, choices: VerifyOptions) -> Source | None:
 
 def find_given_source(bundle: Bundle, source: str | Path) -> Source:
     """Return the checkpoint that a user names; refuse one that is not the bundle's."""
-    checkpoint = resolve_source(source)
-    if checkpoint.compute_sha256() != bundle.manifest.source.get("sha256"):
+    recorded = bundle.manifest.source
+    checkpoint = add_recorded_adapter(resolve_source(source), recorded, bundle.folder)
+    if checkpoint.compute_sha256() != recorded.get("sha256"):
         raise VerificationError(
-            f"{checkpoint.folder} is not the checkpoint that the bundle was exported from (its hash differs)"
+            f"{source} is not the checkpoint that the bundle was exported from (its hash differs)"
         )
     return checkpoint
 

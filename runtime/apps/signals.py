@@ -11,6 +11,7 @@ from collections.abc import Iterator
 # Windows has only the first.
 ENDING = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
 _changes: list[str] = []  # what this process has changed, in words
+received: list[KeyboardInterrupt] = []  # what signals have raised in this command, the last at the end
 
 
 class Terminated(KeyboardInterrupt):

@@ -1,6 +1,6 @@
 """A text encoder for programs with an event loop.
 
-N texts, E width of a vector
+N texts, E width of a vector, Q queries
 """
 
 from __future__ import annotations
@@ -13,16 +13,23 @@ from typing import TYPE_CHECKING, Any, TypeVar, overload
 import numpy as np
 import numpy.typing as npt
 
+from ..encode.embedding_encoder import Embeddings
 from ..encode.results import (
     Answers,
     Classification,
     Features,
     FilledMask,
+    Hit,
+    HybridEmbedding,
+    MultiVector,
     NextSentence,
     Ranked,
+    SparseEmbedding,
     Tags,
 )
+from ..encode.similarity import list_hits
 from ..encode.text_encoder import TextEncoder, sort_ranked, split_rank_options
+from ..option_checks import check_whole
 from ..text.reading import Item, Pair, check_each, check_text, make_item
 from .model import AsyncModel, run_in_thread, wait_for_result
 
@@ -37,7 +44,9 @@ if TYPE_CHECKING:
         FeatureOptions,
         FillMaskOptions,
         LoadOptions,
+        PromptOptions,
         RankOptions,
+        SparseOptions,
     )
 
 T = TypeVar("T")
@@ -59,9 +68,7 @@ class AsyncTextEncoder(AsyncModel[TextEncoder]):
         """Open a bundle; see `TextEncoder.load`."""
         return cls(await run_in_thread(lambda: TextEncoder.load(bundle, **options), TextEncoder.close))
 
-    async def embed(
-        self, texts: str | Iterable[str], **options: Unpack[EmbedOptions]
-    ) -> npt.NDArray[np.float32]:
+    async def embed(self, texts: str | Iterable[str], **options: Unpack[EmbedOptions]) -> npt.NDArray[Any]:
         """Return one vector for each text, (N, E), or (E,) for one text; see `TextEncoder.embed`."""
         many = [texts] if isinstance(texts, str) else list(check_each(texts, check_text))
         results = await self._run(
@@ -70,6 +77,75 @@ class AsyncTextEncoder(AsyncModel[TextEncoder]):
         if isinstance(texts, str):
             return results[0].vector
         return np.stack([result.vector for result in results])[: len(many)]
+
+    @overload
+    async def embed_sparse(self, texts: str, **options: Unpack[SparseOptions]) -> SparseEmbedding: ...  # type: ignore[overload-overlap]  # a str is no iterable of texts here
+    @overload
+    async def embed_sparse(
+        self, texts: Iterable[str], **options: Unpack[SparseOptions]
+    ) -> list[SparseEmbedding]: ...
+    async def embed_sparse(
+        self, texts: str | Iterable[str], **options: Unpack[SparseOptions]
+    ) -> SparseEmbedding | list[SparseEmbedding]:
+        """Return the weights of each text's words; see `TextEncoder.embed_sparse`."""
+        return await self._run_one_or_all(
+            texts, lambda many: self.model.submit("embed_sparse", many, client=self.client, **options)
+        )
+
+    @overload
+    async def embed_multi(self, texts: str, **options: Unpack[PromptOptions]) -> MultiVector: ...  # type: ignore[overload-overlap]  # a str is no iterable of texts here
+    @overload
+    async def embed_multi(
+        self, texts: Iterable[str], **options: Unpack[PromptOptions]
+    ) -> list[MultiVector]: ...
+    async def embed_multi(
+        self, texts: str | Iterable[str], **options: Unpack[PromptOptions]
+    ) -> MultiVector | list[MultiVector]:
+        """Return a vector for each token that counts; see `TextEncoder.embed_multi`."""
+        return await self._run_one_or_all(
+            texts, lambda many: self.model.submit("embed_multi", many, client=self.client, **options)
+        )
+
+    @overload
+    async def embed_hybrid(self, texts: str, **options: Unpack[PromptOptions]) -> HybridEmbedding: ...  # type: ignore[overload-overlap]  # a str is no iterable of texts here
+    @overload
+    async def embed_hybrid(
+        self, texts: Iterable[str], **options: Unpack[PromptOptions]
+    ) -> list[HybridEmbedding]: ...
+    async def embed_hybrid(
+        self, texts: str | Iterable[str], **options: Unpack[PromptOptions]
+    ) -> HybridEmbedding | list[HybridEmbedding]:
+        """Return vector, weights and tokens' vectors of one pass; see `TextEncoder.embed_hybrid`."""
+        return await self._run_one_or_all(
+            texts, lambda many: self.model.submit("embed_hybrid", many, client=self.client, **options)
+        )
+
+    async def similarity(self, queries: Embeddings, documents: Embeddings) -> npt.NDArray[np.float32]:
+        """Return how alike embeddings are, (Q, N); see `TextEncoder.similarity`."""
+        return await run_in_thread(lambda: self.model.similarity(queries, documents))
+
+    @overload
+    async def search(self, queries: str, documents: Iterable[str], top_k: int = ...) -> list[Hit]: ...  # type: ignore[overload-overlap]  # a str is no iterable of queries here
+    @overload
+    async def search(
+        self, queries: Iterable[str], documents: Iterable[str], top_k: int = ...
+    ) -> list[list[Hit]]: ...
+    async def search(
+        self, queries: str | Iterable[str], documents: Iterable[str], top_k: int = 10
+    ) -> list[Hit] | list[list[Hit]]:
+        """Return the documents that are most like each query, the best first; see `TextEncoder.search`."""
+        check_whole("top_k", top_k, 1)
+        texts = list(documents)
+        many = [queries] if isinstance(queries, str) else list(queries)
+        ways: dict[str, Any] = {"embed_sparse": self.embed_sparse, "embed_multi": self.embed_multi}
+        embed = ways.get(self.model.tasks[0], self.embed)
+        found: list[list[Hit]] = [[] for _ in many]
+        if many and texts:
+            asked = await embed(many, input_type="query", truncation="head")
+            given = await embed(texts, input_type="document", truncation="head")
+            scores = await self.similarity(asked, given)
+            found = list_hits(scores, texts, top_k)
+        return found[0] if isinstance(queries, str) else found
 
     @overload
     async def features(self, texts: str, **options: Unpack[FeatureOptions]) -> Features: ...  # type: ignore[overload-overlap]  # a str is no iterable of texts here

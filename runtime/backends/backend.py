@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal, Protocol, TypeAlias
 
 import numpy as np
@@ -36,6 +37,8 @@ class LoadRequest:
     device: int = 0
     cpu_nodes: bool = False
     prepared: bool | Literal["auto"] = "auto"
+    index: str | Path | None = None
+    index_keys: str | Path | None = None
 
 
 class Buffer(Protocol):

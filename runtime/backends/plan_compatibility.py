@@ -228,7 +228,7 @@ def list_shape_options(bundle: Bundle, plan: Plan, limits: Mapping[str, int]) ->
     for one in lengths:
         lengths_of_one = {o: pixels * one[axis][1] for o, (axis, pixels) in names.items()}
         best += [lengths_of_one] if lengths_of_one not in best else []
-    first = [] if artifact.keeps_cache or sides else [{**usual, "batch": 1}]
+    first = [] if artifact.keeps_cache or artifact.keeps_state or sides else [{**usual, "batch": 1}]
     if any(one not in (usual, *first) for one in best) or any(one not in best for one in (usual, *first)):
         yield from (f"--opt {format_lengths(one)}" for one in best)
 

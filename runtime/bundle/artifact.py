@@ -17,6 +17,13 @@ TOTAL = "total_sequence_length"
 WINDOW_TOTAL = "window_total_sequence_length"
 # Roles and names of each row's likeliest tokens, where the engine chooses them.
 CANDIDATES = ("candidate_logits", "candidate_ids", "log_sum")
+# Roles of what a text becomes for retrieval: a vector, weights of the vocabulary's words (B, V) or of its
+# tokens (B, T), and a vector for each token.
+DENSE = "sentence_embedding"
+SPARSE = "sparse_embedding"
+WEIGHTS = "token_weights"
+VECTORS = "token_vectors"
+FEED = "state.feed"  # the role of a recurrent decoder's state that begins with zeros
 DTYPES = ("float32", "float16", "int64", "int32", "bool", "int8", "uint8")
 
 
@@ -48,6 +55,11 @@ class TensorSpec:
     def __post_init__(self) -> None:
         if self.dtype not in DTYPES:
             raise ManifestError(f"tensor {self.name!r}: dtype {self.dtype!r} is not one of {DTYPES}")
+
+    @property
+    def is_given_by_encoder(self) -> bool:
+        """Return whether it is an input of a decoder that its encoder computes: of a source, or a state."""
+        return self.role.startswith(("cross.", "state.")) and self.role != FEED
 
     def axis_names(self) -> tuple[str | int, ...]:
         return tuple(a.name if isinstance(a, Axis) else a for a in self.axes)
@@ -174,13 +186,23 @@ class Artifact:
 
     @property
     def keeps_cache(self) -> bool:
-        """Return whether it runs on top of a past: a decoder."""
+        """Return whether it runs on top of keys and values of a past: a decoder."""
         return has_role(self.inputs, "past.")
+
+    @property
+    def keeps_state(self) -> bool:
+        """Return whether each of its steps replaces states of fixed size: a recurrent decoder."""
+        return has_role(self.inputs, "state.")
 
     @property
     def reads_source(self) -> bool:
         """Return whether it reads what an encoder makes of a source."""
-        return has_role(self.inputs, "cross.")
+        return has_role(self.inputs, "cross.") or self.keeps_state
+
+    @property
+    def reads_neighbours(self) -> bool:
+        """Return whether it is a decoder that an encoder reads a chunk of, with the chunk's neighbours."""
+        return has_role(self.outputs, "chunk")
 
     @property
     def passed(self) -> bool:

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
+from threading import Lock
 
 from ..errors import BundleError, BundleNotFoundError, IntegrityError
 from .json_reader import FILE_NAME
@@ -73,6 +74,7 @@ class Bundle:
         self.folder = folder
         self.manifest = manifest
         self._hashed: dict[str, tuple[int, int, int]] = {}  # files that were right, as they were then
+        self._locks: dict[str, Lock] = {}  # of files that are hashed: graphs that open together share some
 
     @classmethod
     def open(cls, folder: str | Path) -> Bundle:
@@ -123,15 +125,16 @@ class Bundle:
                 f"{self.folder}: {name} has {size} bytes; only weights and plans may have more than"
                 f" {MAX_FILE_BYTES}"
             )
-        stat = path.stat()
-        state = (stat.st_ino, stat.st_size, stat.st_mtime_ns)
-        if self._hashed.get(name) != state:
-            if compute_sha256(path) != self.manifest.files[name].sha256:
-                raise IntegrityError(
-                    f"{self.folder}: {name} has changed since it was exported, or belongs to another export"
-                    f" (its sha256 differs); {WAY_OUT}"
-                )
-            self._hashed[name] = state
+        with self._locks.setdefault(name, Lock()):
+            stat = path.stat()
+            state = (stat.st_ino, stat.st_size, stat.st_mtime_ns)
+            if self._hashed.get(name) != state:
+                if compute_sha256(path) != self.manifest.files[name].sha256:
+                    raise IntegrityError(
+                        f"{self.folder}: {name} has changed since it was exported, or belongs to another"
+                        f" export (its sha256 differs); {WAY_OUT}"
+                    )
+                self._hashed[name] = state
         return path
 
     @contextmanager

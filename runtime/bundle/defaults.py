@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ..errors import ManifestError
 from .json_reader import FILE_NAME, Reader
+from .pair_templates import PairTemplates
+from .role_defaults import RoleDefaults
 
-FRAMED = ("all", "single", "none")
+FRAMED = ("all", "single", "none", "own")
 
 
 @dataclass(frozen=True)
@@ -124,7 +126,7 @@ class GenerationDefaults:
 class FittedHead:
     """A classifier that was fitted to a frozen encoder's features."""
 
-    features: str  # "embedding", or the name of a choice of hidden states, averaged over the tokens
+    features: str  # "embedding", "cls", or the name of hidden states that are averaged over the tokens
     file: str  # of the bundle, with its weight (C, F) and bias (C,) as the fit gave them
 
 
@@ -137,6 +139,16 @@ class SpecialTokens:
     suffix: tuple[int, ...] = ()
     second_segment: int = 1  # of the second text's tokens, where the model tells the two apart
 
+    @staticmethod
+    def from_json(value: Any, what: str) -> SpecialTokens:
+        r = Reader(value, what)
+        return SpecialTokens(
+            prefix=r.list_of("prefix", int, ()),
+            between=r.list_of("between", int, ()),
+            suffix=r.list_of("suffix", int, ()),
+            second_segment=r.get("second_segment", int, 1),
+        )
+
 
 @dataclass(frozen=True)
 class EncoderDefaults:
@@ -145,7 +157,9 @@ class EncoderDefaults:
     max_length: int  # tokens of one sequence, special ones included
     tokens: Mapping[str, int]  # the special tokens that there are of "cls", "sep", "pad" and "mask"
     separators: int = 1  # how many "sep" stand between the two texts of a pair
-    framed: str = "all"  # what "cls" and "sep" stand around: "all" texts, a "single" one, or "none"
+    framed: str = "all"  # what "cls" and "sep" stand around: "all" texts, a "single" one, "none"; else "own"
+    # Where `framed` is "own": what stands around a text, and around and between two.
+    frames: tuple[SpecialTokens, SpecialTokens] | None = None
     segments: bool = True  # whether the model is told which tokens are of a pair's second text
     heads: tuple[str, ...] = ()  # of the graph
     labels: tuple[str, ...] = ()  # of the classification head's classes, in order
@@ -158,6 +172,8 @@ class EncoderDefaults:
     prompts: Mapping[str, str] = field(default_factory=dict)  # texts to put before a text, by name
     default_prompt: str | None = None  # the name of the prompt that every text gets
     fitted: FittedHead | None = None  # the classification head, where it is not the checkpoint's
+    roles: RoleDefaults = field(default_factory=RoleDefaults)  # how queries and documents differ
+    pairs: PairTemplates | None = None  # what writes a query with a document; None: `frames` and so on
 
     @property
     def padding(self) -> int:
@@ -166,6 +182,8 @@ class EncoderDefaults:
 
     def make_special_tokens(self, is_pair: bool = False) -> SpecialTokens:
         """Return what stands around a text, or around and between two."""
+        if self.frames is not None:
+            return replace(self.frames[is_pair], second_segment=int(self.segments))
         if self.framed == "none" or (is_pair and self.framed == "single"):
             return SpecialTokens(second_segment=int(self.segments))
         sep = self.tokens["sep"]
@@ -183,13 +201,21 @@ class EncoderDefaults:
         framed = r.get("framed", str, "all")
         if framed not in FRAMED:
             raise ManifestError(f"{FILE_NAME}: encoder.framed must be one of {', '.join(FRAMED)}")
-        if framed != "none" and not {"cls", "sep"} <= set(tokens.value):
+        frames = None
+        if framed == "own":
+            given = r.get("frames", list)
+            if len(given) != 2:
+                raise ManifestError(f"{FILE_NAME}: encoder.frames must be of a text and of a pair")
+            single, pair = (SpecialTokens.from_json(frame, "encoder.frames") for frame in given)
+            frames = (single, pair)
+        elif framed != "none" and not {"cls", "sep"} <= set(tokens.value):
             raise ManifestError(f"{FILE_NAME}: encoder.tokens must have cls and sep, as texts are framed")
         return EncoderDefaults(
             max_length=r.get("max_length", int),
             tokens={role: tokens.get(role, int) for role in tokens.value},
             separators=r.get("separators", int, 1),
             framed=framed,
+            frames=frames,
             segments=r.flag("segments", True),
             heads=r.list_of("heads", str),
             labels=r.list_of("labels", str),
@@ -201,4 +227,6 @@ class EncoderDefaults:
             prompts=r.texts("prompts"),
             default_prompt=r.get("default_prompt", str, None),
             fitted=fitted,
+            roles=RoleDefaults.from_json(r.get("roles", dict, {})),
+            pairs=PairTemplates.from_json(r.value.get("pairs")),
         )

@@ -12,6 +12,7 @@ from .bundle import Bundle
 from .manifest import Artifact, Axis, Manifest
 from .plan import RTX_SMS
 
+CONTEXTS = ("max_positions", "max_position_embeddings")  # settings of models that compute positions
 TARGETS = {"portable": "portable", "inplace": "rtx"}  # that give a dialect
 
 
@@ -49,6 +50,8 @@ def suggest_export_again(
     if most := find_max_batch(manifest):
         words += ["--max-batch", str(most)]
     words += ["--max-length", str(manifest.max_length)]
+    if extrapolates(manifest):
+        words.append("--extrapolate")
     is_fitted = manifest.encoder is not None and manifest.encoder.fitted is not None
     fitted = ", then fit its head again" if is_fitted else ""
     return f"export it again: `planforge {shlex.join(words)}`{fitted}"
@@ -71,7 +74,7 @@ def name_checkpoint(bundle: Bundle) -> str:
     argument = restore_argument(recorded, bundle.folder)
     if recorded.get("kind") == "folder":
         path = Path(argument)
-        is_here = is_recorded_place(str(recorded.get("argument", ""))) and path.is_dir()
+        is_here = is_recorded_place(str(recorded.get("argument", ""))) and path.exists()
         return str(path.resolve()) if is_here else PureWindowsPath(argument).name or "MODEL"
     return argument or "MODEL"
 
@@ -109,6 +112,18 @@ def find_max_batch(manifest: Manifest) -> int | None:
         if batch is not None:
             found[batch.max] += 1
     return found.most_common(1)[0][0] if found else None
+
+
+def extrapolates(manifest: Manifest) -> bool:
+    """Tell whether a bundle takes longer texts than its model was trained with."""
+    context = find_context(manifest)
+    return context is not None and manifest.max_length > context
+
+
+def find_context(manifest: Manifest) -> int | None:
+    """Return how many tokens the model was trained with; None where its settings do not say."""
+    context = next((manifest.config[name] for name in CONTEXTS if name in manifest.config), None)
+    return context if isinstance(context, int) else None
 
 
 def read_chosen_outputs(manifest: Manifest) -> tuple[str, ...]:

@@ -13,6 +13,8 @@ from .defaults import EncoderDefaults, GenerationDefaults
 from .image_defaults import ImageDefaults, LikenessDefaults, PromptDefaults
 from .json_reader import FILE_NAME, Reader, check_file_name, parse_json
 from .plan import Plan, PlanWeight
+from .retrieval_defaults import RetrievalDefaults
+from .word_defaults import WordDefaults
 
 __all__ = ["DTYPES", "SLOTS", "Artifact", "Axis", "FileEntry", "Manifest", "Plan", "PlanWeight", "TensorSpec"]
 
@@ -31,8 +33,8 @@ class Manifest:
     """The content of manifest.json.
 
     An encoder has `encoder`, a model of pictures `images`, one that compares pictures with texts `likeness`,
-    others have `generation`. `explanations` are
-    the graphs that `explain` runs; they share the weights of those in fp32.
+    word vectors `words`, others have `generation`, and one that reads neighbours `retrieval` too.
+    `explanations` are the graphs that `explain` runs; they share the weights of those in fp32.
     """
 
     family: str
@@ -46,6 +48,8 @@ class Manifest:
     encoder: EncoderDefaults | None = None
     images: ImageDefaults | None = None
     likeness: LikenessDefaults | None = None
+    words: WordDefaults | None = None
+    retrieval: RetrievalDefaults | None = None
     explanations: tuple[Artifact, ...] = ()
     plans: tuple[Plan, ...] = ()
     default_precision: str | None = None  # what load() takes; the first artifact's where it is None
@@ -55,7 +59,7 @@ class Manifest:
     @property
     def max_length(self) -> int:
         """The most tokens of one sequence."""
-        defaults = self.generation or self.encoder or self.prompts
+        defaults = self.generation or self.encoder or self.prompts or self.words
         assert defaults is not None  # from_json sees to it
         return defaults.max_length
 
@@ -82,6 +86,8 @@ class Manifest:
             "encoder": None if self.encoder is None else asdict(self.encoder),
             "images": None if self.images is None else asdict(self.images),
             "likeness": None if self.likeness is None else asdict(self.likeness),
+            "words": None if self.words is None else asdict(self.words),
+            "retrieval": None if self.retrieval is None else asdict(self.retrieval),
             "tokenizer": dict(self.tokenizer),
             "files": {name: vars(entry) for name, entry in sorted(self.files.items())},
             "artifacts": [a.to_json() for a in self.artifacts],
@@ -109,7 +115,7 @@ class Manifest:
         for name, value in r.get("files", dict).items():
             entry = Reader(value, f"file {name!r}")
             files[check_file_name(name)] = FileEntry(entry.get("sha256", str), entry.get("bytes", int))
-        others = {"encoder", "images", "likeness"} & set(r.value)
+        others = {"encoder", "images", "likeness", "words"} & set(r.value)
         manifest = Manifest(
             family=r.get("family", str),
             task=r.get("task", str),
@@ -119,6 +125,10 @@ class Manifest:
             encoder=EncoderDefaults.from_json(r.get("encoder", dict)) if "encoder" in others else None,
             images=ImageDefaults.from_json(r.get("images", dict)) if "images" in others else None,
             likeness=LikenessDefaults.from_json(r.get("likeness", dict)) if "likeness" in others else None,
+            words=WordDefaults.from_json(r.get("words", dict)) if "words" in others else None,
+            retrieval=RetrievalDefaults.from_json(r.get("retrieval", dict))
+            if "retrieval" in r.value
+            else None,
             tokenizer=r.get("tokenizer", dict),
             files=files,
             artifacts=tuple(Artifact.from_json(a) for a in r.get("artifacts", list)),

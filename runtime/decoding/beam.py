@@ -20,11 +20,8 @@ from .beam_candidates import (
     BLOCKS_OF,
     FLOAT32_LEAST,
     BeamCandidate,
-    Float64,
-    add_terms,
     compute_log_sum,
     find_candidates,
-    normalize,
 )
 from .checks import check_integer, check_positive, is_number
 from .constraints import Constraints, constrain
@@ -33,6 +30,7 @@ from .rules import add_sequence_bias
 from .sampling import Logits, check_logits
 
 Ending: TypeAlias = Literal["eos", "length", "context", "cancelled"]
+ZERO = np.float32(0)
 MAX_PENALTY = 1e30  # what a length may divide a score by, or multiply it with, and stay in float32
 
 
@@ -162,6 +160,7 @@ class BeamSearch:
         self._sums[:: search.num_beams] = 0
         self._ranks = np.arange(R)  # of a source's rows, the best first; orders equal candidates
         self._room: Float32 | None = None
+        self._vocabulary = 0  # V of the logits that it is for
 
     @property
     def done(self) -> bool:
@@ -222,8 +221,9 @@ class BeamSearch:
         finished = self._finished[source]
         prompt_length = self._prompt_lengths[source]
         length = len(self.histories[first]) - prompt_length + 1  # new tokens after this step
+        find = self._find_likeliest if n == 1 else self._find_candidates
         running: list[BeamCandidate] = []
-        for place, extension in enumerate(self._find_candidates(source, first, logits)):
+        for place, extension in enumerate(find(source, first, logits)):
             reason = self._find_ending(extension.token, length, self._limits[source])
             if reason is None:
                 running.append(extension)
@@ -268,6 +268,9 @@ class BeamSearch:
 
     def _move(self, first: int, running: list[BeamCandidate]) -> list[tuple[int, int]]:
         """Give each candidate a row: a parent's first child stays, the others go where nothing lives."""
+        if self.search.num_beams == 1:
+            self._extend_row(first, running[0])
+            return []
         staying = {extension.row for extension in running}
         dead = [row for row in range(first, first + self.search.num_beams) if row not in staying]
         self._sums[dead] = -np.inf
@@ -283,63 +286,93 @@ class BeamSearch:
                     self.histories[row] = self.histories[extension.row].copy()
                     copies.append((extension.row, row))
                 self.logprobs[row] = self.logprobs[extension.row].copy()
-            self._sums[row] = extension.score
             self._ranks[row] = rank
             placed.append((row, extension))
         # Only after all copies, for these come from what the rows were fed so far.
-        for row, extension in placed + [(row, running[0]) for row in dead]:
-            self.histories[row].append(extension.token)
-            self.logprobs[row].append(extension.logprob)
+        for row, extension in placed:
+            self._extend_row(row, extension)
+        for row in dead:
+            self._extend_row(row, running[0]._replace(score=np.float32(-np.inf)))
         return copies
+
+    def _extend_row(self, row: int, extension: BeamCandidate) -> None:
+        self._sums[row] = extension.score
+        self.histories[row].append(extension.token)
+        self.logprobs[row].append(extension.logprob)
+
+    def _find_likeliest(self, source: int, row: int, logits: Logits) -> list[BeamCandidate]:
+        """Return the continuation of a greedy search's row; none where the constraints leave none.
+
+        It is the best of `_find_candidates`, found with numbers in place of arrays of one: a small model's
+        whole step takes less time than those.
+        """
+        terms, log_sum = self._score_row(source, row, 0, logits)
+        line = self._make_room(logits.shape[1])[0]
+        # By the logits themselves, as transformers: rounded log-probabilities have more ties.
+        token = int(line.argmax())
+        score = line[token] - terms[0] - terms[1] + self._sums[row]
+        if not score > -np.inf:
+            return []
+        return [BeamCandidate(score, row, token, float(logits[row, token]) - log_sum)]
 
     def _find_candidates(self, source: int, first: int, logits: Logits) -> list[BeamCandidate]:
         """Return a source's best continuations, best first, enough of them that num_beams go on."""
         n = self.search.num_beams
-        V = logits.shape[1]
         rows = slice(first, first + n)
-        room = self._make_room(V)
-        scores = room[:n, :V]
-        scores[:] = logits[rows]
-        highest = scores.max(axis=-1)
-        if not np.isfinite(highest).all():
-            check_logits(logits.astype(np.float32))
-        log_sums: Float64 | None = None
-        if self.search.changes_scores:
-            log_sums = normalize(scores, room[n, :V], as_logprobs=n > 1)
-            self._change_scores(scores, self.histories[rows])
-            highest = np.maximum(scores.max(axis=-1), FLOAT32_LEAST)
-        constraints = self.search.constraints
-        limit = self._limits[source]
-        prompt_length = self._prompt_lengths[source]
-        if constraints.renormalize:
-            constrain(scores, self.histories[rows], constraints, limit, prompt_length)
-            highest = np.maximum(scores.max(axis=-1), FLOAT32_LEAST)  # of a row with nothing left, no NaN
-        normalizers = np.array([compute_log_sum(room[row], highest[row], room[n]) for row in range(n)])
-        normalizers = np.maximum(normalizers, FLOAT32_LEAST)
-        if log_sums is None:
-            log_sums = highest.astype(np.float64) + normalizers
-        elif n > 1 and not constraints.renormalize:
-            highest[:] = normalizers[:] = 0  # the scores are log-probabilities already
-        if not constraints.renormalize:
-            constrain(scores, self.histories[rows], constraints, limit, prompt_length)
-        tokens_so_far = 1 + len(self.histories[first]) - prompt_length
-        if constraints.find_forced_token(tokens_so_far, limit) is not None:
-            highest[:] = normalizers[:] = 0  # a forced token adds 0, not its log-probability
-        terms = np.stack([highest, normalizers, self._sums[rows]], axis=-1)
-        if n == 1:  # by the logits themselves, as transformers: rounded log-probabilities have more ties
-            token = int(scores.argmax())
-            score = add_terms(scores[:, token], terms)[0]
-            best = [BeamCandidate(score, 0, token)] if score > -np.inf else []
-        else:
-            count = max(2, 1 + len(constraints.eos)) * n
-            best = find_candidates(room[:n], terms, self._ranks[rows], count)
+        scored = [self._score_row(source, first + place, place, logits) for place in range(n)]
+        terms = np.array([(*row_terms, self._sums[first + i]) for i, (row_terms, _) in enumerate(scored)])
+        count = max(2, 1 + len(self.search.constraints.eos)) * n
+        scores = self._make_room(logits.shape[1])[:n]
+        best = find_candidates(scores, terms, self._ranks[rows], count)
         return [
-            BeamCandidate(score, first + row, token, float(logits[first + row, token] - log_sums[row]))
+            BeamCandidate(score, first + row, token, float(logits[first + row, token]) - scored[row][1])
             for score, row, token, _ in best
         ]
 
+    def _score_row(
+        self, source: int, row: int, place: int, logits: Logits
+    ) -> tuple[tuple[np.float32, np.float32], float]:
+        """Fill a place of the room with what a row's tokens are chosen by: its logits, constrained.
+
+        Returns:
+            The highest score and the logarithm that make log-probabilities of the scores, and the logarithm
+            of the sum of the exponentials of the row's own logits.
+        """
+        search = self.search
+        constraints = search.constraints
+        limit = self._limits[source]
+        prompt_length = self._prompt_lengths[source]
+        histories = self.histories[row : row + 1]
+        V = logits.shape[1]
+        room = self._make_room(V)
+        scores = room[place : place + 1, :V]
+        line = scores[0]
+        spare = room[-1, :V]
+        line[:] = logits[row]
+        highest = line.max()
+        if not math.isfinite(highest):
+            check_logits(logits.astype(np.float32))
+        normalizer = compute_log_sum(line, highest, spare)
+        log_sum = float(highest) + float(normalizer)
+        if search.changes_scores:
+            if search.num_beams > 1:  # transformers changes the log-probabilities of beams
+                line -= highest
+                line -= normalizer
+                highest = normalizer = ZERO
+            self._change_scores(scores, histories)
+        if constraints.renormalize:
+            constrain(scores, histories, constraints, limit, prompt_length)
+        if constraints.renormalize or (search.changes_scores and search.num_beams == 1):
+            highest = np.maximum(line.max(), FLOAT32_LEAST)  # of a row with nothing left, no NaN
+            normalizer = np.maximum(compute_log_sum(line, highest, spare), FLOAT32_LEAST)
+        if not constraints.renormalize:
+            constrain(scores, histories, constraints, limit, prompt_length)
+        if constraints.find_forced_token(1 + len(histories[0]) - prompt_length, limit) is not None:
+            highest = normalizer = ZERO  # a forced token adds 0, not its log-probability
+        return (highest, normalizer), log_sum
+
     def _change_scores(self, scores: Float32, histories: Sequence[Sequence[int]]) -> None:
-        """Apply what comes before all constraints to a source's scores (rows, V)."""
+        """Apply what comes before all constraints to scores (rows, V)."""
         add_sequence_bias(scores, histories, self.search.constraints.rules.sequence_bias)
         if self.search.repetition_penalty != 1.0:
             for row, history in zip(scores, histories, strict=True):
@@ -347,8 +380,8 @@ class BeamSearch:
 
     def _make_room(self, V: int) -> Float32:
         """Return room for a source's scores and one row more; its width in whole blocks, -inf beyond V."""
-        width = -(-V // BLOCKS_OF) * BLOCKS_OF
-        if self._room is None or self._room.shape[1] != width:
-            self._room = np.empty((self.search.num_beams + 1, width), dtype=np.float32)
-        self._room[:, V:] = -np.inf
+        if self._room is None or self._vocabulary != V:
+            width = -(-V // BLOCKS_OF) * BLOCKS_OF
+            self._room = np.full((self.search.num_beams + 1, width), -np.inf, dtype=np.float32)
+            self._vocabulary = V
         return self._room

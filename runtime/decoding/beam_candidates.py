@@ -9,7 +9,6 @@ import numpy.typing as npt
 
 from .processors import Float32
 
-Float64 = npt.NDArray[np.float64]
 FLOAT32_LEAST = np.finfo(np.float32).min
 BLOCKS_OF = 256  # tokens: the best candidates are looked for in the few blocks that have them
 
@@ -64,19 +63,3 @@ def compute_log_sum(row: Float32, highest: np.float32, room: Float32) -> np.floa
     np.subtract(row, highest, out=room)
     np.exp(room, out=room)
     return np.log(room.sum())  # type: ignore[no-any-return]
-
-
-def normalize(scores: Float32, room: Float32, *, as_logprobs: bool) -> Float64:
-    """Return the logarithm of the sum of each row's exponentials, (rows,), of logits (rows, V).
-
-    `as_logprobs` makes them log-probabilities, in place, which is what transformers' processors change of
-    beams. `room` (V,) is for what is computed in between.
-    """
-    highest = scores.max(axis=-1)
-    sums = [compute_log_sum(row, top, room) for row, top in zip(scores, highest, strict=True)]
-    normalizers = np.maximum(np.array(sums), FLOAT32_LEAST)
-    if as_logprobs:
-        scores -= highest[:, None]
-        scores -= normalizers[:, None]
-    log_sums: Float64 = highest.astype(np.float64) + normalizers
-    return log_sums

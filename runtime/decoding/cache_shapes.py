@@ -38,9 +38,10 @@ def find_capacity(artifact: Artifact, lengths: Sequence[int], new_tokens: Sequen
 def count_cache_bytes(artifact: Artifact, batch: int, capacity: int) -> int:
     """Return the bytes that `make_cache` allocates."""
     sets = 2 if artifact.dialect == "portable" else 1
+    kept = [spec for spec in artifact.inputs if spec.role.startswith(("past.", "state."))]
     return sets * sum(
-        int(np.prod(find_cache_shape(past, batch, capacity, artifact.window))) * np.dtype(past.dtype).itemsize
-        for past, _ in pair_cache_tensors(artifact)
+        int(np.prod(find_cache_shape(spec, batch, capacity, artifact.window))) * np.dtype(spec.dtype).itemsize
+        for spec in kept
     )
 
 
@@ -73,12 +74,16 @@ def pair_cache_tensors(artifact: Artifact) -> list[tuple[TensorSpec, TensorSpec]
 
 
 def find_cache_shape(spec: TensorSpec, batch: int, length: int, window: int | None = None) -> tuple[int, ...]:
-    """Return (B, H, length, D) of one cache tensor.
+    """Return (B, H, length, D) of one cache tensor; (B, length, M) or (B, 1, M) of a recurrent model's.
 
     Of a plan, whose slots are fixed, with those; of a layer that sees a window, with slots for the window,
     what is to be forgotten again, and a step.
     """
     match spec.axis_names():
+        case (_, int(single), int(size)):
+            return batch, single, size
+        case (_, str(_), int(size)):
+            return batch, length, size
         case (_, int(heads), int(slots), int(size)):
             refuse_overflow(length, slots)
             return batch, heads, slots, size
@@ -94,6 +99,6 @@ def find_cache_shape(spec: TensorSpec, batch: int, length: int, window: int | No
 
 def count_step_tokens(artifact: Artifact, batch: int, rows: int, length: int) -> int:
     """Return the most tokens, padding included, that a decoder reads at one time."""
-    if artifact.reads_source:
+    if artifact.reads_source and not artifact.reads_neighbours:
         return max(rows, batch)  # a translation begins with one token
     return max(rows, batch * min(length, PREFILL_CHUNK))

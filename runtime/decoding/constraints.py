@@ -67,9 +67,10 @@ class Constraints:
         return bool(self.rules.sequence_bias) or self.rules.decay_factor != 1.0
 
     @cached_property
-    def forbidden(self) -> list[int]:
+    def forbidden(self) -> npt.NDArray[np.intp]:
         """The tokens that may never come."""
-        return [*(token for token in self.suppressed if token not in self.eos), *self.rules.suppress_tokens]
+        never = [token for token in self.suppressed if token not in self.eos]
+        return np.array([*never, *self.rules.suppress_tokens], np.intp)
 
     def describe(self) -> str:
         """Return what is set, for an error about what it leaves."""
@@ -131,12 +132,14 @@ def constrain(
     if constraints.no_repeat_ngram_size is not None:
         forbid_repeats(scores, histories, constraints.no_repeat_ngram_size)
     rules = constraints.rules
-    forbid_words(scores, histories, rules.bad_words)
+    if rules.bad_words:
+        forbid_words(scores, histories, rules.bad_words)
     if new_tokens < constraints.min_new_tokens or length < rules.min_length:
         scores[:, list(constraints.eos)] = -np.inf
     if rules.decay_factor != 1.0 and new_tokens > rules.decay_start:
         favour_end(scores, constraints.eos, rules.decay_factor, new_tokens - rules.decay_start)
-    scores[:, constraints.forbidden] = -np.inf
+    if constraints.forbidden.size:
+        scores[:, constraints.forbidden] = -np.inf
     first = 1 if prompt_length == 1 and constraints.forced_bos is not None else 0
     if new_tokens == first:
         scores[:, list(rules.begin_suppress_tokens)] = -np.inf

@@ -20,7 +20,7 @@ from .cache_shapes import PREFILL_CHUNK, count_cache_bytes, count_step_tokens
 from .caches import has_row_lengths, make_cache
 from .candidates import choose_results, read_scores
 from .sampling import Sampling
-from .state import LOGITS, NONE_PENDING, DecoderState, PendingContext, RowState
+from .state import LOGITS, NONE_PENDING, CacheState, Context, DecoderState, PendingContext, RowState
 
 SCORE_CHUNK = 64  # tokens per scoring step: bounds the logits' memory
 NEED_LESS = "Generate fewer tokens or use shorter texts"  # to need less memory
@@ -73,12 +73,20 @@ class Decoder(GraphRunner):
         try:
             seen = context.compute()
             with self.turn():
-                cache = make_cache(self.program, self.artifact, batch, capacity, seen, copies)
+                cache = self.make_state(batch, capacity, seen, copies)
         except BaseException:
             reservation.release()
             raise
         cache.lease = Lease(reservation)  # a finalizer of the cache would run before its buffers are freed
         return DecoderRun(self, cache, reservation)
+
+    def make_state(self, batch: int, capacity: int, context: Context, copies: int) -> DecoderState:
+        """Return the empty state of a run; see `start`."""
+        return make_cache(self.program, self.artifact, batch, capacity, context, copies)
+
+    def run_together(self, lengths: Sequence[int]) -> bool:
+        """Return whether prompts of these lengths can: any, as the shorter ones are padded."""
+        return True
 
     def widen(self, rows: int, capacity: int, longest: int | None = None) -> int:
         """Return a capacity of few, for each of which steps are captured, for `start`.
@@ -226,10 +234,20 @@ class DecoderRun:
         """Return whether a row of a `RowState` has no slot left."""
         return self.rows.is_full(row)
 
+    def list_found(self, row: int, length: int) -> Sequence[Any]:
+        """Return the neighbours of each chunk of a row's first tokens, where such are read."""
+        return self.cache.list_found(row, length)
+
     @property
     def rows(self) -> RowState:
         """The cache, where its rows have lengths of their own."""
         assert isinstance(self.cache, RowState)
+        return self.cache
+
+    @property
+    def tokens(self) -> CacheState:
+        """The cache, whose tokens can be forgotten; a state of fixed size is none."""
+        assert isinstance(self.cache, CacheState)
         return self.cache
 
     def find_kept(self, row: int, length: int) -> int:
@@ -237,17 +255,17 @@ class DecoderRun:
         return self.rows.find_kept(row, length)
 
     def truncate(self, length: int) -> int:
-        """Forget all but the first `length` tokens of every row, or all; see `DecoderState.truncate`."""
-        return self.cache.truncate(length)
+        """Forget all but the first `length` tokens of every row, or all; see `CacheState.truncate`."""
+        return self.tokens.truncate(length)
 
     def truncate_row(self, row: int, length: int) -> None:
         """Forget all but the first `length` tokens of a row."""
-        self.cache.truncate_row(row, length)
+        self.tokens.truncate_row(row, length)
 
     def repeat(self, times: int) -> None:
-        """Let the cache hold what it holds so many times; see `DecoderState.repeat`."""
+        """Let the cache hold what it holds so many times; see `CacheState.repeat`."""
         with self.decoder.turn():
-            self.cache.repeat(times)
+            self.tokens.repeat(times)
 
     def step(
         self,
@@ -276,7 +294,7 @@ class DecoderRun:
     def expand(self) -> None:
         """Copy each row of the cache to as many adjacent ones as `Decoder.start` left room for."""
         with self.decoder.turn():
-            self.cache.expand()
+            self.tokens.expand()
 
 
 def pad(rows: Sequence[Sequence[int]], side: str, width: int = 0) -> tuple[Array, Array]:

@@ -12,12 +12,12 @@ import numpy as np
 from ..backends.backend import Array, Buffer
 from ..bundle.manifest import TensorSpec
 from .cache_shapes import find_cache_shape, refuse_overflow
-from .state import LOGITS, DecoderState, expand_rows
+from .state import LOGITS, CacheState, expand_rows
 
 MASKED_COLUMNS = 32  # forgotten columns that stay, masked, before the kept ones are copied together
 
 
-class DynamicCache(DecoderState):
+class DynamicCache(CacheState):
     """`portable`: each step writes past + new, (B, H, P + T, D), into the other of two sets of buffers.
 
     Forgotten columns are masked first: moving the kept ones together is a copy of the whole past.

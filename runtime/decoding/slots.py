@@ -28,6 +28,7 @@ class RequestSlot:
         self.taken = False
         self.tokens = TokenHistory(())  # whose keys and values the row has
         self.scope = ""  # of the prompts that may use them
+        self.scores: Array | None = None  # of a step in which another slot failed
         self.last_use = 0
 
     def count_common(self, prompt: npt.NDArray[np.int64], scope: str) -> int:
@@ -214,10 +215,13 @@ class SeparateSlots(RequestSlots):
     def decode(
         self, slots: Sequence[RequestSlot], tokens: Sequence[int], outputs: Sequence[str] = LOGITS
     ) -> Array:
-        scores = [
-            slot.run.decode([token], outputs=outputs) for slot, token in zip(slots, tokens, strict=True)
-        ]
-        return np.concatenate(scores)
+        for slot, token in zip(slots, tokens, strict=True):
+            if slot.scores is None:  # else it has run already, and another one failed
+                slot.scores = slot.run.decode([token], outputs=outputs)
+        scores = np.concatenate([slot.scores for slot in slots if slot.scores is not None])
+        for slot in slots:
+            slot.scores = None
+        return scores
 
     def release(self, slot: RequestSlot) -> None:
         if slot.taken:

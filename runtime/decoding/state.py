@@ -9,9 +9,11 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
 
 from ..backends.backend import Array, Buffer, Program
-from ..bundle.manifest import Artifact
+from ..bundle.manifest import Artifact, TensorSpec
 from ..memory_budget import Lease
 from .cache_shapes import pair_cache_tensors
 
@@ -39,7 +41,7 @@ NONE_PENDING = PendingContext(0, lambda: NO_CONTEXT)
 
 
 class DecoderState(ABC):
-    """What one batch has computed so far, such as keys and values; see `make_cache`."""
+    """What one batch has computed so far: keys and values, or states of fixed size; see `make_cache`."""
 
     lease: Lease | None = None  # on the memory of its buffers
 
@@ -57,7 +59,6 @@ class DecoderState(ABC):
         self.capacity = capacity
         self.context = context
         self.copies = copies
-        self.pairs = pair_cache_tensors(artifact)
         self.allocate(batch)
 
     @abstractmethod
@@ -83,6 +84,19 @@ class DecoderState(ABC):
     @abstractmethod
     def copy_rows(self, copies: Sequence[tuple[int, int]]) -> None:
         """Overwrite rows with others, as (source, target); no target is a source."""
+
+    def list_found(self, row: int, length: int) -> Sequence[Any]:
+        """Return the neighbours of each chunk of a row's first tokens, where such are read; see `Find`."""
+        return ()
+
+
+class CacheState(DecoderState):
+    """Keys and values of all tokens so far, so that the last ones can be forgotten again."""
+
+    @cached_property
+    def pairs(self) -> list[tuple[TensorSpec, TensorSpec]]:
+        """Each past input with the present output that continues it."""
+        return pair_cache_tensors(self.artifact)
 
     @abstractmethod
     def expand(self) -> None:
@@ -114,7 +128,7 @@ class DecoderState(ABC):
         """
 
 
-class RowState(DecoderState):
+class RowState(CacheState):
     """A state whose rows have lengths of their own, so that requests can join and leave row by row."""
 
     lengths: list[int]  # tokens of each row

@@ -103,6 +103,7 @@ class StaticCache(RowState):
         for (past, present), slots in zip(self.pairs, self.slots, strict=True):
             expand_rows(slots, len(self.lengths), self.copies, min(max(self.lengths), slots.shape[2]))
             self.buffers |= {past.name: slots, present.name: slots}
+        self.buffers |= self.context.buffers  # which may have as many rows now
         self.steps = {}  # which were bound to fewer rows
         self.lengths = [length for length in self.lengths for _ in range(self.copies)]
 

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..activations import count_batch_bytes, count_output_bytes
+from ..activations import count_batch_bytes, count_output_bytes, count_word_bytes, count_words
 from ..backends.backend import Array, BoundGraph, GraphRunner, Program
 from ..backends.buckets import find_bucket
 from ..bundle.defaults import EncoderDefaults
@@ -24,6 +24,7 @@ from ..text.long_text import Piece
 
 # Tokens of a batch, padding included, up to which its launches are a large part of its time; it is captured.
 MAX_CAPTURED = 8192
+MAX_LOGITS = 2**25  # of a batch's tokens, of which weights of words are made: 128 MiB
 MAX_PADDING = 1.25  # of a captured batch's tokens to those without padding to its shape
 FEW_TOKENS = 512  # of a batch that is captured whatever its padding: launching it takes longer than computing
 INPUTS = ("ids", "mask", "segments", "logit_rows")  # the roles that a graph's inputs may have
@@ -70,7 +71,8 @@ class Encoder(GraphRunner):
             available,
         )
         for section, needed in sections:
-            groups = group_by_length([len(pieces[i]) for i in section], batch_size or self.max_batch)
+            lengths = [len(pieces[i]) for i in section]
+            groups = group_by_length(lengths, batch_size or self.max_batch, limit_tokens(outputs))
             what, hint = "", ""
             if available is not None:
                 what = name_section(len(section), max(len(pieces[i]) for i in section))
@@ -102,7 +104,7 @@ class Encoder(GraphRunner):
         segments = np.zeros_like(ids)
         for b, piece in enumerate([*pieces, *[pieces[0]] * (B - len(pieces))]):
             ids[b, : len(piece)] = piece.ids
-            mask[b, : len(piece)] = 1
+            mask[b, : len(piece) - piece.unseen] = 1
             mask[b, : piece.unpooled] = 2  # attended to, but not pooled
             segments[b, : len(piece)] = piece.segments
         # A graph with a masked-word head always computes one row at least.
@@ -168,6 +170,10 @@ def check_manifest(artifact: Artifact, defaults: EncoderDefaults, config: Mappin
             raise ManifestError(f"config.{name} is {config.get(name)!r}, not an integer")
     if not 4 <= defaults.max_length <= artifact.axis("tokens").max:
         raise ManifestError(f"encoder.max_length={defaults.max_length} is not within the graph's tokens")
+    counts = [len(frame.prefix + frame.between + frame.suffix) for frame in defaults.frames or ()]
+    around = max(counts, default=0)
+    if around + 2 > defaults.max_length:
+        raise ManifestError(f"encoder.frames has {around} tokens, which leave no room for two texts")
 
 
 class Outputs(NamedTuple):
@@ -175,6 +181,12 @@ class Outputs(NamedTuple):
 
     asked: Sequence[TensorSpec]
     others: Sequence[TensorSpec] = ()
+
+
+def limit_tokens(outputs: Outputs) -> int:
+    """Return the most tokens of a batch, padding included: fewer where each has logits of many words."""
+    words = count_words((*outputs.asked, *outputs.others))
+    return min(TOKEN_BUDGET, MAX_LOGITS // words) if words else TOKEN_BUDGET
 
 
 def name_section(count: int, longest: int) -> str:
@@ -200,10 +212,11 @@ def count_section_bytes(
 
     `rows` is the number of positions whose masked-word logits are wanted.
     """
-    tokens = min(count * longest, max(TOKEN_BUDGET, longest))
+    tokens = min(count * longest, max(limit_tokens(outputs), longest))
+    words = count_word_bytes((*outputs.asked, *outputs.others), tokens)
     kept = count_output_bytes(outputs.asked, count, longest, rows)
     dropped = count_output_bytes(outputs.others, -(-tokens // longest), longest, 0)
-    return kept + dropped + count_batch_bytes(config, tokens, longest)
+    return kept + dropped + words + count_batch_bytes(config, tokens, longest)
 
 
 def split_into_sections(

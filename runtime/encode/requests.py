@@ -1,26 +1,26 @@
-"""Runs an encoder's task over texts: reads some ahead, runs them in batches, yields results in order."""
+"""Reads texts and pairs for an encoder: prompts, special tokens, lengths, and what expands a query."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Generic, TypeAlias, TypeVar
+from typing import Any, Generic, TypeAlias, TypeVar, cast
 
 from ..backends.backend import Array
-from ..bundle.defaults import EncoderDefaults
-from ..option_checks import check_batch_size, check_choice, check_options, check_whole
-from ..options import EncoderOptions, Truncation
+from ..bundle.defaults import EncoderDefaults, SpecialTokens
+from ..bundle.role_defaults import DOCUMENT, INPUT_TYPES, QUERY, Expansion
+from ..errors import InputError
+from ..option_checks import check_choice
+from ..options import PromptOptions, ScoreOptions, Truncation
 from ..progress import Progress
-from ..text.long_text import TRUNCATIONS, FittedText, Piece, fit
-from ..text.reading import Item, count_read_ahead, name_item, run_in_chunks
+from ..text.long_text import FittedText, Piece, fit
+from ..text.reading import Item, check_each, check_pair, check_text, name_item
 from ..text.tokenizer import Encoding, Tokenizer
-from .encoder import Encoder
+from .pair_writer import PairWriter
 from .results import Result
 
 log = logging.getLogger("planforge")
-
-MIN_TOKENS = 8  # of a sequence: room for special tokens, and some of each text
 
 R = TypeVar("R", bound=Result)
 
@@ -88,111 +88,33 @@ class Task(Generic[R]):
     prompt: str = ""  # the checkpoint's own, before each text; its special tokens are read as such
     seconds: Sequence[list[int]] | None = None  # tokens of what each text is paired with, one after another
     unpooled: int | None = None  # tokens of a prompt that are no part of a text's vector; None without one
+    expansion: Expansion | None = None  # of each text
+    is_queries: bool = False  # whether the encoder of queries reads them
+    writer: PairWriter | None = None  # of pairs that a chat template writes
 
 
-class Collector(Generic[R]):
-    """Makes results of a task of the outputs of its requests' pieces, which come in any order."""
-
-    def __init__(self, task: Task[R], requests: Sequence[TextRequest]) -> None:
-        self.task = task
-        self.requests = requests
-        self.pieces = [
-            (place, number)
-            for place, request in enumerate(requests)
-            for number in range(len(request.fitted.pieces))
-        ]
-        self._outputs: list[dict[int, list[Array]]] = [{} for _ in requests]  # until all of a text are there
-
-    def list_inputs(self) -> list[PieceInput]:
-        """Return what the encoder gets, piece by piece."""
-        inputs = []
-        for place, number in self.pieces:
-            request = self.requests[place]
-            rows = request.rows[number] if self.task.find_rows is not None else None
-            inputs.append(PieceInput(request.fitted.pieces[number], rows))
-        return inputs
-
-    def add(self, index: int, arrays: list[Array]) -> tuple[int, R] | None:
-        """Take the outputs of a piece; return its text's number and result where it was the last one."""
-        place, number = self.pieces[index]
-        request = self.requests[place]
-        outputs = self._outputs[place]
-        outputs[number] = arrays
-        if len(outputs) < len(request.fitted.pieces):
-            return None
-        self._outputs[place] = {}
-        return request.number, self.task.finish(request, [outputs[n] for n in sorted(outputs)])
+# Names of prompts that stand before texts of an input type, the first that a checkpoint has.
+PROMPT_NAMES = {QUERY: ("query",), DOCUMENT: ("document", "passage", "corpus")}
 
 
-class RequestRunner:
-    """Runs an encoder's tasks: what all of them have in common."""
+def read_input_type(options: PromptOptions) -> str | None:
+    """Return what the texts are, a query or a document, if the caller says so."""
+    input_type = options.get("input_type")
+    check_choice("input_type", input_type, (None, *INPUT_TYPES))
+    return input_type
 
-    def __init__(self, encoder: Encoder, tokenizer: Tokenizer, defaults: EncoderDefaults) -> None:
-        self.encoder = encoder
+
+class RequestReader:
+    """Makes requests of texts, for a model with some tokenizer and defaults."""
+
+    def __init__(self, tokenizer: Tokenizer, defaults: EncoderDefaults) -> None:
         self.tokenizer = tokenizer
         self.defaults = defaults
 
-    def read_options(self, options: EncoderOptions, known: type, truncation: Truncation) -> TokenizeOptions:
-        """Check a call's options; `truncation` is what the task does unless told otherwise."""
-        check_options(options, known)
-        truncation = options.get("truncation", truncation)
-        check_choice("truncation", truncation, (None, *TRUNCATIONS))
-        stride = options.get("stride")
-        check_whole("stride", stride, 0, optional=True)
-        max_tokens = options.get("max_tokens")
-        check_whole("max_tokens", max_tokens, MIN_TOKENS, optional=True)
-        longest = self.defaults.max_length
-        return TokenizeOptions(
-            truncation=truncation,
-            max_tokens=longest if max_tokens is None else min(max_tokens, longest),
-            stride=stride,
-            parse_special=options.get("parse_special", False),
-            batch_size=check_batch_size(options.get("batch_size"), self.encoder.max_batch),
-            read_ahead=count_read_ahead(options.get("batch_size")),
-            progress=Progress(options.get("progress", False)),
-        )
-
-    def run_task(self, task: Task[R]) -> Iterator[R]:
-        """Yield the results of a task over its items, in their order; say at the end what was dropped."""
-
-        def run_chunk(done: int, chunk: Sequence[Item]) -> Iterator[dict[int, R]]:
-            collector = Collector(task, self.make_requests(done, chunk, task))
-            for outputs in self.run_pieces(collector.list_inputs(), task.roles, task.reading.batch_size):
-                added = [collector.add(index, arrays) for index, arrays in outputs.items()]
-                yield dict(result for result in added if result is not None)
-
-        done = 0
-        shortened = 0
-        dropped = 0
-        for result in run_in_chunks(task.items, task.reading.read_ahead, task.reading.progress, run_chunk):
-            yield result
-            done += 1
-            shortened += result.dropped > 0
-            dropped += result.dropped
-        self.report_dropped(done, shortened, dropped, task.reading.truncation)
-
-    def run_pieces(
-        self, inputs: Sequence[PieceInput], roles: Sequence[str], batch_size: int
-    ) -> Iterator[dict[int, list[Array]]]:
-        """Yield after each batch its pieces' outputs by index; all inputs have rows, or none."""
-        rows = [one.rows for one in inputs if one.rows is not None]
-        yield from self.encoder.run_batches([one.piece for one in inputs], roles, rows or None, batch_size)
-
-    def report_dropped(self, done: int, shortened: int, dropped: int, truncation: Truncation) -> None:
-        """Say in the log how many tokens were left out of how many texts."""
-        if dropped:
-            log.warning(
-                "%d of %d texts were longer than the %d tokens that this model takes, and %d tokens were"
-                " dropped (truncation=%r); truncation='windows' keeps all",
-                shortened,
-                done,
-                self.defaults.max_length,
-                dropped,
-                truncation,
-            )
-
     def make_requests(self, done: int, items: Sequence[Item], task: Task[R]) -> list[TextRequest]:
         """Tokenize texts and pairs, of which `done` came before, and fit them to the model."""
+        if task.writer is not None:
+            return [self.write_pair(number, item, task.writer) for number, item in enumerate(items, done)]
         pairs = [(item, None) if isinstance(item, str) else item for item in items]
         reading = task.reading
         special = reading.parse_special
@@ -204,7 +126,8 @@ class RequestRunner:
             second = None if pair[1] is None else next(seconds)
             with name_item(f"texts[{number}]"):
                 if task.seconds is None:
-                    fitted = self.fit_text(ids, None if second is None else second.ids, reading)
+                    other = None if second is None else second.ids
+                    fitted = self.fit_text(ids, other, reading, task.is_queries)
                 else:
                     each = [self.fit_text(ids, one, reading) for one in task.seconds]
                     pieces = tuple(piece for one in each for piece in one.pieces)
@@ -212,6 +135,9 @@ class RequestRunner:
                 if task.unpooled is not None:
                     pieces = tuple(piece.leave_out_prompt(task.unpooled) for piece in fitted.pieces)
                     fitted = replace(fitted, pieces=pieces)
+                if (more := task.expansion) is not None:
+                    expanded = [piece.expand(more.length, more.token, more.attend) for piece in fitted.pieces]
+                    fitted = replace(fitted, pieces=tuple(expanded))
                 request = TextRequest(number, pair, first, second, fitted)
                 if task.find_rows is not None:
                     request = replace(request, rows=task.find_rows(request))
@@ -220,13 +146,29 @@ class RequestRunner:
             requests.append(request)
         return requests
 
-    def fit_text(self, first: list[int], second: list[int] | None, reading: TokenizeOptions) -> FittedText:
+    def write_pair(self, number: int, item: Item, writer: PairWriter) -> TextRequest:
+        """Return the request of a pair that a chat template writes."""
+        query, document = check_pair(item)
+        with name_item(f"texts[{number}]"):
+            return TextRequest(number, (query, document), None, None, writer.read(query, document))
+
+    def fit_text(
+        self, first: list[int], second: list[int] | None, reading: TokenizeOptions, is_queries: bool = False
+    ) -> FittedText:
         """Fit a text's tokens, or a pair's, to the model."""
+        roles = self.defaults.roles
+        is_plain = is_queries and roles.plain_queries
+        special_tokens = self.defaults.make_special_tokens(is_pair=second is not None)
+        if is_plain:
+            special_tokens = SpecialTokens()
+        if (roles.reads_empty or is_plain) and not first and second is None:
+            padding = Piece([self.defaults.padding], [0], range(0), None, prefix=0, unseen=1)
+            return FittedText((padding,), 0)
         return fit(
             first,
             second,
             max_length=reading.max_tokens,
-            special_tokens=self.defaults.make_special_tokens(is_pair=second is not None),
+            special_tokens=special_tokens,
             truncation=reading.truncation,
             stride=reading.stride,
         )
@@ -240,3 +182,154 @@ class RequestRunner:
             return [(ids, None) for ids in self.tokenizer.encode_prompted(task.prompt, texts, done)]
         texts = [task.prompt + text for text in texts]
         return [(one.ids, one) for one in self.tokenizer.encode_batch(texts, special, done)]
+
+    def make_text_task(
+        self,
+        texts: Iterable[str],
+        roles: tuple[str, ...],
+        finish: Callable[[TextRequest, Outputs], R],
+        reading: TokenizeOptions,
+        options: PromptOptions,
+    ) -> Task[R]:
+        """Return the task whose results are made of some outputs, of texts behind a prompt."""
+        input_type = read_input_type(options)
+        own = self.defaults.roles
+        prompt = options.get("prompt")
+        before = self.find_prompt(options.get("prompt_name"), prompt, input_type)
+        is_own = prompt is None  # the checkpoint's; what a caller gives is a text like others
+        checked = check_each(texts, check_text)
+        if not is_own:
+            checked = (before + text for text in checked)
+        limit = own.limit_length(input_type)
+        if limit is not None:
+            reading = replace(reading, max_tokens=min(reading.max_tokens, limit))
+        self.check_prompt(before, is_own, reading)
+        return Task(
+            checked,
+            roles,
+            finish,
+            reading,
+            needs_tokens=False,
+            prompt=before if is_own else "",
+            unpooled=self.count_unpooled(before, is_own or reading.parse_special),
+            expansion=own.expansion if input_type == QUERY else None,
+            is_queries=input_type == QUERY and own.own_graph,
+        )
+
+    def make_pair_task(
+        self,
+        pairs: Iterator[tuple[str, str]],
+        roles: tuple[str, ...],
+        finish: Callable[[TextRequest, Outputs], R],
+        reading: TokenizeOptions,
+        options: ScoreOptions,
+    ) -> Task[R]:
+        """Return the task whose results are made of pairs, of which the first stands behind a prompt."""
+        prompt = options.get("prompt")
+        before = self.find_prompt(options.get("prompt_name"), prompt)
+        is_own = prompt is None  # the checkpoint's; what a caller gives is a text like others
+        writer = None
+        if (templates := self.defaults.pairs) is not None:
+            if templates.prompted is None and (prompt or options.get("prompt_name")):
+                raise InputError(
+                    "this model's chat template has no place for a prompt; leave it out", option="prompt"
+                )
+            template = (before and templates.prompted) or templates.plain
+            kept = (reading.parse_special, reading.max_tokens, reading.truncation)
+            writer = PairWriter(template, self.tokenizer, before, is_own, *kept)
+        elif not is_own:
+            pairs = ((before + first, second) for first, second in pairs)
+        return Task(
+            pairs,
+            roles,
+            finish,
+            reading,
+            needs_tokens=False,
+            prompt=before if is_own else "",
+            writer=writer,
+        )
+
+    def check_prompt(self, prompt: str, is_own: bool, reading: TokenizeOptions) -> None:
+        """Refuse a prompt behind which no text would be read, where texts are cut at their end."""
+        if not prompt or reading.truncation not in (None, "head"):
+            return
+        count = len(self.tokenizer.encode(prompt, parse_special=is_own or reading.parse_special))
+        special = self.defaults.make_special_tokens()
+        room = reading.max_tokens - len(special.prefix) - len(special.suffix)
+        if count >= room:
+            raise InputError(
+                f"the prompt has {count} tokens, and there is room for {room}: no text would be read;"
+                " give a shorter one",
+                option="prompt",
+            )
+
+    def count_unpooled(self, prompt: str, parse_special: bool) -> int | None:
+        """Return how many tokens of a prompt are no part of a vector, None where all are.
+
+        As sentence-transformers counts them: of the prompt alone, without a special token at the end.
+        """
+        if self.defaults.include_prompt or not prompt:
+            return None
+        ids = self.tokenizer.encode(prompt, parse_special=parse_special)
+        if self.defaults.make_special_tokens().suffix or not ids:
+            return len(ids)
+        return len(ids) - self.tokenizer.is_special(ids[-1])
+
+    def find_prompt(self, name: str | None, prompt: str | None, input_type: str | None = None) -> str:
+        """Return what to put before each text; as in sentence-transformers, prompt takes precedence."""
+        if prompt is not None:
+            if not isinstance(prompt, str):
+                raise InputError(f"prompt={prompt!r:.80} must be a str, which is put before each text")
+            if name is not None:
+                log.warning("prompt_name=%r is not used: prompt takes precedence over it", name)
+            return prompt
+        prompts = self.defaults.prompts
+        if name is None:
+            of_type = (one for one in PROMPT_NAMES.get(str(input_type), ()) if one in prompts)
+            name = next(of_type, self.defaults.default_prompt)
+        if name is None:
+            return ""
+        if name not in prompts:
+            known = ", ".join(map(repr, prompts)) or "none"
+            raise InputError(
+                f"prompt_name={name!r} is not one of this model's prompts: {known}; prompt= takes a text",
+                option="prompt_name",
+            )
+        return prompts[name]
+
+    def read_text(self, text: str, input_type: str | None) -> Piece:
+        """Return the sequence that one text of a type becomes, whichever task embeds it."""
+        options: PromptOptions = {"input_type": cast(Any, input_type)}
+        reading = self.make_usual_reading()
+        task: Task[Result] = self.make_text_task([text], (), lambda *_: Result(), reading, options)
+        (request,) = self.make_requests(0, [text], task)
+        return request.fitted.pieces[0]
+
+    def read_pair(self, query: str, document: str, prompt: str | None) -> Piece:
+        """Return the sequence that a pair becomes, behind a prompt or the checkpoint's own."""
+        pair = (query, document)
+        reading = self.make_usual_reading()
+        task: Task[Result] = self.make_pair_task(
+            iter([pair]), (), lambda *_: Result(), reading, {"prompt": prompt}
+        )
+        (request,) = self.make_requests(0, [pair], task)
+        return request.fitted.pieces[0]
+
+    def make_usual_reading(self) -> TokenizeOptions:
+        """Return how a text is read where no option is given."""
+        return TokenizeOptions("head", self.defaults.max_length, None, False, 1, 1, Progress(False))
+
+    def find_weighted(self, piece: Piece) -> list[int]:
+        """Return the places of a text's tokens whose weights count: not those of what stands around it."""
+        if not piece.prefix:
+            return list(range(len(piece)))
+        return [place for place, token in enumerate(piece.ids) if not self.tokenizer.is_special(token)]
+
+    def find_counted(self, ids: Sequence[int], input_type: str | None) -> list[int]:
+        """Return the places of a text's tokens whose vectors count, where each token has one."""
+        roles = self.defaults.roles
+        skipped = set(roles.skipped if (input_type or DOCUMENT) in roles.skipped_of else ())
+        kept = set(roles.kept if input_type != QUERY else ())
+        return [
+            place for place, token in enumerate(ids) if token not in skipped and (not kept or token in kept)
+        ]

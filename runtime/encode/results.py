@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -32,14 +32,104 @@ class Embedding(Result):
     """One vector for a text.
 
     Attributes:
-        vector: (E,) float32.
+        vector: (E,) float32, or of the type that was asked for.
     """
 
-    vector: Array
+    vector: npt.NDArray[Any]
     dropped: int = 0
 
     def to_json(self) -> dict[str, object]:
         return {"embedding": self.vector.tolist(), "dropped": self.dropped}
+
+
+@dataclass(frozen=True, eq=False)
+class SparseEmbedding(Result):
+    """The weights of a text: all others of the vocabulary are 0.
+
+    Attributes:
+        indices: (N,) int64, the tokens' ids, ascending.
+        values: (N,) float32, above 0.
+        tokens: how the vocabulary spells them.
+    """
+
+    indices: npt.NDArray[np.int64]
+    values: Array
+    tokens: tuple[str, ...]
+    dropped: int = 0
+
+    def to_json(self) -> dict[str, object]:
+        return {**vars(self), "indices": self.indices.tolist(), "values": self.values.tolist()}
+
+
+@dataclass(frozen=True, eq=False)
+class MultiVector(Result):
+    """A vector for each token of a text that counts.
+
+    Attributes:
+        vectors: (T, F) float32.
+        tokens: how the vocabulary spells them.
+    """
+
+    vectors: Array
+    tokens: tuple[str, ...]
+    dropped: int = 0
+
+    def to_json(self) -> dict[str, object]:
+        return {**vars(self), "vectors": self.vectors.tolist()}
+
+
+@dataclass(frozen=True, eq=False)
+class HybridEmbedding(Result):
+    """All that a model makes of a text in one pass.
+
+    Attributes:
+        vector: (E,) float32.
+        sparse: its tokens' weights.
+        multi: its tokens' vectors.
+    """
+
+    vector: Array
+    sparse: SparseEmbedding
+    multi: MultiVector
+    dropped: int = 0
+
+    def to_json(self) -> dict[str, object]:
+        return {
+            "embedding": self.vector.tolist(),
+            "sparse": self.sparse.to_json(),
+            "multi": self.multi.to_json(),
+            "dropped": self.dropped,
+        }
+
+
+@dataclass(frozen=True)
+class Hit:
+    """A document that a query has found.
+
+    Attributes:
+        index: its number among those that were searched.
+        score: how alike the two are, by the checkpoint's function; higher is more alike.
+        text: of it, where it was given.
+    """
+
+    index: int
+    score: float
+    text: str | None = None
+
+
+@dataclass(frozen=True)
+class Match:
+    """A token of a query, the token of a document that matches it, and what the two add to the score.
+
+    Attributes:
+        query: the query's token, as the vocabulary spells it.
+        document: the document's.
+        product: of their weights or vectors; the products of all matches sum to the score.
+    """
+
+    query: str
+    document: str
+    product: float
 
 
 @dataclass(frozen=True, eq=False)

@@ -13,16 +13,20 @@ from ..scheduling.batcher import Batcher, BatchSettings, IsWanted, PendingResult
 from ..scheduling.steps import Steps, run_all
 from ..scheduling.worker import find_deadline
 from ..text.reading import READ_AHEAD, STEP_CHARACTERS, Item, split_into_chunks
-from .requests import Collector, PieceInput, TextRequest
+from .request_runner import Collector
+from .requests import PieceInput, TextRequest
 from .results import (
     Answers,
     Classification,
     Embedding,
     Features,
     FilledMask,
+    HybridEmbedding,
+    MultiVector,
     NextSentence,
     Ranked,
     Result,
+    SparseEmbedding,
     Tags,
 )
 from .tasks import Tasks
@@ -37,6 +41,9 @@ if TYPE_CHECKING:
         EncoderOptions,
         FeatureOptions,
         FillMaskOptions,
+        PromptOptions,
+        ScoreOptions,
+        SparseOptions,
     )
 
 TURN_TOKENS = 512
@@ -45,10 +52,11 @@ HINTS = {"progress": "a callback of the future that it returns tells when all ar
 
 @dataclass(frozen=True)
 class BatchKind:
-    """What is equal of requests that run together: the graph's outputs, and how many sequences at most."""
+    """What is equal of requests that run together: graph, outputs, and how many sequences at most."""
 
     roles: tuple[str, ...]
     batch_size: int
+    is_queries: bool
 
 
 class SubmittingEncoder(BatchedModel):
@@ -69,7 +77,7 @@ class SubmittingEncoder(BatchedModel):
         self, kind: BatchKind, pieces: Sequence[PieceInput], is_wanted: IsWanted
     ) -> Iterator[Mapping[int, list[Array]]]:
         del is_wanted  # a turn is short
-        return self._tasks.run_pieces(pieces, kind.roles, kind.batch_size)
+        return self._tasks.run_pieces(pieces, kind.roles, kind.batch_size, kind.is_queries)
 
     @overload
     def submit(
@@ -81,6 +89,36 @@ class SubmittingEncoder(BatchedModel):
         timeout: float | None = ...,
         **options: Unpack[EmbedOptions],
     ) -> PendingResults[Embedding]: ...
+    @overload
+    def submit(
+        self,
+        task: Literal["embed_sparse"],
+        texts: Iterable[str],
+        *,
+        client: str = ...,
+        timeout: float | None = ...,
+        **options: Unpack[SparseOptions],
+    ) -> PendingResults[SparseEmbedding]: ...
+    @overload
+    def submit(
+        self,
+        task: Literal["embed_multi"],
+        texts: Iterable[str],
+        *,
+        client: str = ...,
+        timeout: float | None = ...,
+        **options: Unpack[PromptOptions],
+    ) -> PendingResults[MultiVector]: ...
+    @overload
+    def submit(
+        self,
+        task: Literal["embed_hybrid"],
+        texts: Iterable[str],
+        *,
+        client: str = ...,
+        timeout: float | None = ...,
+        **options: Unpack[PromptOptions],
+    ) -> PendingResults[HybridEmbedding]: ...
     @overload
     def submit(
         self,
@@ -109,7 +147,7 @@ class SubmittingEncoder(BatchedModel):
         *,
         client: str = ...,
         timeout: float | None = ...,
-        **options: Unpack[EncoderOptions],
+        **options: Unpack[ScoreOptions],
     ) -> PendingResults[Ranked]: ...
     @overload
     def submit(
@@ -205,7 +243,7 @@ class SubmittingEncoder(BatchedModel):
         collector = Collector(wanted, requests)
         dropped = [request.fitted.dropped for request in requests]
         shortened = sum(1 for count in dropped if count)
-        self._tasks.report_dropped(len(requests), shortened, sum(dropped), wanted.reading.truncation)
-        kind = BatchKind(wanted.roles, wanted.reading.batch_size)
+        self._tasks.report_dropped(len(requests), shortened, sum(dropped), wanted.reading)
+        kind = BatchKind(wanted.roles, wanted.reading.batch_size, wanted.is_queries)
         pieces = collector.list_inputs()
         return self._batcher.submit(kind, pieces, collector.add, client=client, deadline=deadline)

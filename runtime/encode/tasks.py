@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
@@ -11,38 +10,31 @@ from typing import Any
 import numpy as np
 
 from ..backends.backend import Array
-from ..bundle.defaults import EncoderDefaults
 from ..errors import InputError
 from ..option_checks import check_choice, check_switch, check_whole
 from ..options import (
     AnswerOptions,
     ClassifyOptions,
-    EmbedOptions,
     EncoderOptions,
     FeatureOptions,
     FillMaskOptions,
     Layers,
+    ScoreOptions,
 )
 from ..text.long_text import place_tokens
 from ..text.reading import Item, check_each, check_item, check_pair, check_text
-from ..text.tokenizer import Tokenizer
-from .encoder import Encoder
+from .embedding_tasks import EMBEDDING_TASKS, EmbeddingTasks
 from .pooling import (
     LAYERS,
-    POOLINGS,
     combine_layers,
-    merge_windows,
-    normalize_vector,
-    pool_tokens,
     share_classes,
     sigmoid,
     softmax,
 )
-from .requests import Outputs, RequestRunner, Task, TextRequest
+from .requests import Outputs, Task, TextRequest
 from .results import (
     Answers,
     Classification,
-    Embedding,
     Features,
     Fill,
     FilledMask,
@@ -65,20 +57,14 @@ TASK_HEADS = {
     "tag": "token_classification",
     "answer": "question_answering",
 }
-TASKS = ("embed", "features", *TASK_HEADS)
+TASKS = (*EMBEDDING_TASKS, "embed_hybrid", "features", *TASK_HEADS)
 
 
-class Tasks(RequestRunner):
+class Tasks(EmbeddingTasks):
     """The tasks. Each takes an iterable and a caller's options, and returns a `Task` that `run_task` runs.
 
     Options are checked at once, texts when they are read.
     """
-
-    def __init__(self, encoder: Encoder, tokenizer: Tokenizer, defaults: EncoderDefaults) -> None:
-        super().__init__(encoder, tokenizer, defaults)
-        self.roles = {spec.role for spec in encoder.artifact.outputs}
-        layers = [int(role.removeprefix("hidden.")) for role in self.roles if role.startswith("hidden.")]
-        self.last_layer = max(layers, default=None)  # an imported graph with a head may have none
 
     def make_task(self, task: str, texts: Iterable[Any], options: Any) -> Task[Result]:
         """Return the task of a name; refuse another name."""
@@ -86,81 +72,6 @@ class Tasks(RequestRunner):
             raise InputError(f"task {task!r} is not one of {', '.join(TASKS)}")
         make: Callable[..., Task[Result]] = getattr(self, task)
         return make(texts, options)
-
-    def embed(self, texts: Iterable[str], options: EmbedOptions) -> Task[Embedding]:
-        reading = self.read_options(options, EmbedOptions, "head")
-        pooling = options.get("pooling")
-        normalize = options.get("normalize")
-        if pooling is not None:
-            check_choice("pooling", pooling, POOLINGS)
-        last = self.need_states("embed")
-        defaults = self.defaults
-        unit = defaults.normalize if normalize is None else normalize
-        in_graph = pooling is None and "sentence_embedding" in self.roles and (unit or not defaults.normalize)
-        role = "sentence_embedding" if in_graph else f"hidden.{last}"
-        if not in_graph and pooling is None and defaults.pooling not in POOLINGS:
-            raise InputError(
-                f"normalize={normalize!r} needs pooling too: one of {', '.join(POOLINGS)}", option="normalize"
-            )
-        how = pooling or defaults.pooling
-        before = self.find_prompt(options.get("prompt_name"), options.get("prompt"))
-        is_own = options.get("prompt") is None  # the checkpoint's; what a caller gives is a text like others
-        width = self.encoder.artifact.output(role).axes[-1]
-        keep = options.get("truncate_dim")
-        check_whole("truncate_dim", keep, 1, width if isinstance(width, int) else sys.maxsize, optional=True)
-
-        def finish(request: TextRequest, outputs: Outputs) -> Embedding:
-            pieces = request.fitted.pieces
-            vectors = [
-                array if in_graph else pool_tokens(array[piece.unpooled :], how)
-                for piece, (array,) in zip(pieces, outputs, strict=True)
-            ]
-            vector = merge_windows(vectors, [len(piece) for piece in pieces], how)[:keep]
-            return Embedding(normalize_vector(vector) if unit else vector, request.fitted.dropped)
-
-        checked = check_each(texts, check_text)
-        if not is_own:
-            checked = (before + text for text in checked)
-        return Task(
-            checked,
-            (role,),
-            finish,
-            reading,
-            needs_tokens=False,
-            prompt=before if is_own else "",
-            unpooled=self.count_unpooled(before, is_own or reading.parse_special),
-        )
-
-    def count_unpooled(self, prompt: str, parse_special: bool) -> int | None:
-        """Return how many tokens of a prompt are no part of a vector, None where all are.
-
-        As sentence-transformers counts them: of the prompt alone, without a special token at the end.
-        """
-        if self.defaults.include_prompt or not prompt:
-            return None
-        ids = self.tokenizer.encode(prompt, parse_special=parse_special)
-        if self.defaults.make_special_tokens().suffix or not ids:
-            return len(ids)
-        return len(ids) - self.tokenizer.is_special(ids[-1])
-
-    def find_prompt(self, name: str | None, prompt: str | None) -> str:
-        """Return what to put before each text; as in sentence-transformers, prompt takes precedence."""
-        if prompt is not None:
-            if not isinstance(prompt, str):
-                raise InputError(f"prompt={prompt!r:.80} must be a str, which is put before each text")
-            if name is not None:
-                log.warning("prompt_name=%r is not used: prompt takes precedence over it", name)
-            return prompt
-        name = self.defaults.default_prompt if name is None else name
-        if name is None:
-            return ""
-        if name not in self.defaults.prompts:
-            known = ", ".join(map(repr, self.defaults.prompts)) or "none"
-            raise InputError(
-                f"prompt_name={name!r} is not one of this model's prompts: {known}; prompt= takes a text",
-                option="prompt_name",
-            )
-        return self.defaults.prompts[name]
 
     def features(self, texts: Iterable[str], options: FeatureOptions) -> Task[Features]:
         reading = self.read_options(options, FeatureOptions, "windows")
@@ -234,6 +145,14 @@ class Tasks(RequestRunner):
                 name(own) if wants_logits else {},
             )
 
+        if self.defaults.pairs is not None:
+            if hypotheses is not None:
+                raise InputError(
+                    "candidate_labels cannot be used with this model, whose chat template writes pairs",
+                    option="candidate_labels",
+                )
+            pairs = check_each(texts, check_pair, "classify(query, pair=text)")
+            return self.make_pair_task(pairs, (head,), finish, reading, {})
         check = check_item if hypotheses is None else check_text
         items: Iterator[Item] = check_each(texts, check, "classify(text, pair=other)")
         return Task(
@@ -246,8 +165,8 @@ class Tasks(RequestRunner):
             seconds=None if hypotheses is None else hypotheses.tokens,
         )
 
-    def rank(self, pairs: Iterable[Item], options: EncoderOptions) -> Task[Ranked]:
-        reading = self.read_options(options, EncoderOptions, "head")
+    def rank(self, pairs: Iterable[Item], options: ScoreOptions) -> Task[Ranked]:
+        reading = self.read_options(options, ScoreOptions, "head")
         head = self.need_head("rank")
         if len(self.defaults.labels) != 1:
             raise InputError(
@@ -261,8 +180,7 @@ class Tasks(RequestRunner):
             return Ranked(request.number, str(request.item[1]), score, request.fitted.dropped)
 
         items = check_each(pairs, check_pair, "rank(query, [text])")
-        prompt = self.find_prompt(None, None)
-        return Task(items, (head,), finish, reading, needs_tokens=False, prompt=prompt)
+        return self.make_pair_task(items, (head,), finish, reading, options)
 
     def next_sentence(self, pairs: Iterable[Item], options: EncoderOptions) -> Task[NextSentence]:
         reading = self.read_options(options, EncoderOptions, "head")
@@ -354,14 +272,13 @@ class Tasks(RequestRunner):
         items = check_each(pairs, check_pair, "answer(question, context)")
         return Task(items, (f"{head}.start", f"{head}.end"), finish, reading)
 
-    def need_states(self, task: str) -> int:
-        """Return the last layer's number; refuse a graph that gives only its head's logits."""
-        if self.last_layer is None:
-            raise InputError(
-                f"{task} needs hidden states, which this bundle's graph does not give; its heads are"
-                f" {', '.join(self.defaults.heads)}"
-            )
-        return self.last_layer
+    def check_task(self, task: str) -> None:
+        """Refuse a task that the model cannot do."""
+        if task in TASK_HEADS:
+            self.need_head(task)
+        for part in EMBEDDING_TASKS if task == "embed_hybrid" else (task,):
+            if part in ("embed_sparse", "embed_multi"):
+                self.need_output(part)
 
     def need_head(self, task: str) -> str:
         """Return the head that a task needs; refuse a graph without it."""

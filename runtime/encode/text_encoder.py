@@ -9,9 +9,6 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, cast, overload
 
-import numpy as np
-import numpy.typing as npt
-
 from ..backends.backend import Backend, GraphRunner, LoadRequest
 from ..bundle.bundle import Bundle
 from ..bundle.defaults import EncoderDefaults
@@ -22,6 +19,7 @@ from ..option_checks import check_options, check_whole
 from ..options import RankOptions
 from ..text.reading import Item, check_each, check_text, make_item, run_one_or_all
 from ..text.tokenizer import Tokenizer
+from .embedding_encoder import EmbeddingEncoder
 from .encoder import Encoder, check_manifest
 from .results import (
     Answers,
@@ -29,12 +27,14 @@ from .results import (
     Embedding,
     Features,
     FilledMask,
+    HybridEmbedding,
+    MultiVector,
     NextSentence,
     Ranked,
     Result,
+    SparseEmbedding,
     Tags,
 )
-from .submitting import SubmittingEncoder
 from .tasks import TASK_HEADS, Tasks
 
 if TYPE_CHECKING:
@@ -47,10 +47,13 @@ if TYPE_CHECKING:
         EncoderOptions,
         FeatureOptions,
         FillMaskOptions,
+        PromptOptions,
+        ScoreOptions,
+        SparseOptions,
     )
 
 
-class TextEncoder(SubmittingEncoder):
+class TextEncoder(EmbeddingEncoder):
     """An encoder of a bundle, ready to embed, classify and so on. Make one with `TextEncoder.load`.
 
     Every task takes one text, and returns one result, or several texts (also an iterator), and returns
@@ -65,27 +68,38 @@ class TextEncoder(SubmittingEncoder):
     task = "text-encoding"
     _MIN_BYTES = 262_144  # a long text is read in windows
 
-    def __init__(self, encoder: Encoder, tokenizer: Tokenizer, defaults: EncoderDefaults) -> None:
+    def __init__(
+        self,
+        encoder: Encoder,
+        tokenizer: Tokenizer,
+        defaults: EncoderDefaults,
+        queries: Encoder | None = None,
+    ) -> None:
         self.encoder = encoder
         self.tokenizer = tokenizer
         self.defaults = defaults
         self.max_length = defaults.max_length
-        super().__init__(Tasks(encoder, tokenizer, defaults))
+        self._queries = queries
+        super().__init__(Tasks(encoder, tokenizer, defaults, queries))
 
     @classmethod
     def _open(cls, bundle: Bundle, engine: Backend, request: LoadRequest) -> Self:
         manifest = bundle.manifest
         if manifest.encoder is None:
             raise ManifestError(f"{bundle.folder}: the manifest of an encoder has no 'encoder'")
-        (artifact,) = choose_artifacts(engine, bundle, request, "encoder")
-        check_manifest(manifest.artifact(artifact.id), manifest.encoder, manifest.config)
-        max_length = choose_length(bundle, request.max_length, artifact)
+        graphs = ("encoder", "query_encoder") if manifest.encoder.roles.own_graph else ("encoder",)
+        artifacts = choose_artifacts(engine, bundle, request, *graphs)
+        check_manifest(manifest.artifact(artifacts[0].id), manifest.encoder, manifest.config)
+        max_length = choose_length(bundle, request.max_length, *artifacts)
         defaults = replace(manifest.encoder, max_length=max_length)
-        budget = MemoryBudget(request.memory_limit, weigh(engine, bundle, (artifact,)))
-        with open_programs(engine, bundle, artifact) as programs:
+        budget = MemoryBudget(request.memory_limit, weigh(engine, bundle, tuple(artifacts)))
+        with open_programs(engine, bundle, *artifacts) as programs:
             tokenizer = Tokenizer.from_file(bundle.path(list_tokenizer_files(manifest, 1)[0]))
-        encoder = Encoder(programs[0], artifact, defaults.padding, budget, manifest.config)
-        return cls(encoder, tokenizer, defaults)
+        encoders = [
+            Encoder(program, artifact, defaults.padding, budget, manifest.config)
+            for program, artifact in zip(programs, artifacts, strict=True)
+        ]
+        return cls(encoders[0], tokenizer, defaults, *encoders[1:])
 
     @property
     def _runner(self) -> GraphRunner:
@@ -99,8 +113,8 @@ class TextEncoder(SubmittingEncoder):
     @property
     def tasks(self) -> tuple[str, ...]:
         """The tasks that the bundle's model can do, of those of `iterate`."""
-        embeds = () if self._tasks.last_layer is None else ("embed", "features")
-        return embeds + tuple(task for task, head in TASK_HEADS.items() if head in self.heads)
+        heads = tuple(task for task, head in TASK_HEADS.items() if head in self.heads)
+        return self._tasks.list_embedding_tasks() + heads
 
     def warm_up(self) -> None:
         """Do the first of `tasks` with one text; see `Model.warm_up`."""
@@ -123,32 +137,6 @@ class TextEncoder(SubmittingEncoder):
     def labels(self) -> tuple[str, ...]:
         """The names of the classes, in the order of the logits."""
         return self.defaults.labels
-
-    def embed(self, texts: str | Iterable[str], **options: Unpack[EmbedOptions]) -> npt.NDArray[np.float32]:
-        """Return one vector for each text.
-
-        Args:
-            texts: one text, or several.
-            **options: see `EmbedOptions`. Long texts lose their end unless truncation says otherwise, which
-                a line in the log tells of.
-
-        Returns:
-            (N, E) float32, or (E,) for one text; E is truncate_dim if that is given.
-
-        Raises:
-            InputError: an option or a text that cannot be used.
-            ContextLengthError: a text is too long and truncation=None.
-        """
-        if isinstance(texts, str):
-            (result,) = self._tasks.run_task(self._tasks.embed([texts], options))
-            return result.vector
-        vectors = [result.vector for result in self._tasks.run_task(self._tasks.embed(texts, options))]
-        if not vectors:
-            options["progress"] = False
-            return np.zeros(
-                (0, len(next(self._tasks.run_task(self._tasks.embed(["0"], options))).vector)), np.float32
-            )
-        return np.stack(vectors)
 
     @overload
     def features(self, texts: str, **options: Unpack[FeatureOptions]) -> Features: ...  # type: ignore[overload-overlap]  # a str is no iterable of texts here
@@ -278,6 +266,18 @@ class TextEncoder(SubmittingEncoder):
     ) -> Iterator[Embedding]: ...
     @overload
     def iterate(
+        self, task: Literal["embed_sparse"], texts: Iterable[str], **options: Unpack[SparseOptions]
+    ) -> Iterator[SparseEmbedding]: ...
+    @overload
+    def iterate(
+        self, task: Literal["embed_multi"], texts: Iterable[str], **options: Unpack[PromptOptions]
+    ) -> Iterator[MultiVector]: ...
+    @overload
+    def iterate(
+        self, task: Literal["embed_hybrid"], texts: Iterable[str], **options: Unpack[PromptOptions]
+    ) -> Iterator[HybridEmbedding]: ...
+    @overload
+    def iterate(
         self, task: Literal["features"], texts: Iterable[str], **options: Unpack[FeatureOptions]
     ) -> Iterator[Features]: ...
     @overload
@@ -286,7 +286,7 @@ class TextEncoder(SubmittingEncoder):
     ) -> Iterator[Classification]: ...
     @overload
     def iterate(
-        self, task: Literal["rank"], texts: Iterable[tuple[str, str]], **options: Unpack[EncoderOptions]
+        self, task: Literal["rank"], texts: Iterable[tuple[str, str]], **options: Unpack[ScoreOptions]
     ) -> Iterator[Ranked]: ...
     @overload
     def iterate(
@@ -311,15 +311,16 @@ class TextEncoder(SubmittingEncoder):
         """Return a task's results one by one, in order, as the texts come.
 
         Args:
-            task: "embed", "features", "classify", "rank", "next_sentence", "fill_mask", "tag" or
-                "answer"; of pairs for rank, next_sentence and answer.
+            task: "embed", "embed_sparse", "embed_multi", "embed_hybrid", "features", "classify", "rank",
+                "next_sentence", "fill_mask", "tag" or "answer"; of pairs for rank, next_sentence and answer.
             texts: any iterable; at most 1,024 texts are read ahead. Each result is there as soon as its
                 batch, and those of the texts before it, are computed.
             **options: those of the task.
 
         Returns:
-            An iterator over `Embedding`, `Features`, `Classification`, `Ranked` (in the order of the
-            pairs), `NextSentence`, `FilledMask`, `Tags` or `Answers`.
+            An iterator over `Embedding`, `SparseEmbedding`, `MultiVector`, `HybridEmbedding`, `Features`,
+            `Classification`, `Ranked` (in the order of the pairs), `NextSentence`, `FilledMask`, `Tags` or
+            `Answers`.
 
         Raises:
             InputError: no such task or option; what is wrong with a text is raised when it is read.
@@ -327,9 +328,8 @@ class TextEncoder(SubmittingEncoder):
         return self._tasks.run_task(self._tasks.make_task(task, texts, options))
 
     def check_task(self, task: str) -> None:
-        """Refuse a task that this bundle's model has no head for."""
-        if task in TASK_HEADS:
-            self._tasks.need_head(task)
+        """Refuse a task that this bundle's model cannot do."""
+        self._tasks.check_task(task)
 
     def count_tokens(self, text: str, *, parse_special: bool = False) -> int:
         """Return how many tokens the model reads of a text, special ones around it included."""
@@ -339,16 +339,18 @@ class TextEncoder(SubmittingEncoder):
 
     def _close(self) -> None:
         self.encoder.close()  # what runs ends with the batch that it is at
+        if self._queries is not None:
+            self._queries.close()
         self._batcher.close()
 
 
-def split_rank_options(options: RankOptions) -> tuple[int | None, EncoderOptions]:
+def split_rank_options(options: RankOptions) -> tuple[int | None, ScoreOptions]:
     """Check the options of `rank`; return the one that only it has, and the others."""
     check_options(options, RankOptions)
     top_k = options.get("top_k")
     check_whole("top_k", top_k, 1, optional=True)
     rest = {name: value for name, value in options.items() if name != "top_k"}
-    return top_k, cast("EncoderOptions", rest)
+    return top_k, cast("ScoreOptions", rest)
 
 
 def sort_ranked(ranked: Iterable[Ranked], top_k: int | None) -> list[Ranked]:

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING
 
 from ..decoding.chunk import FinishReason, TopLogprob, Usage
 from .row import Row
 from .tools import ToolCall
+
+if TYPE_CHECKING:
+    from ..search.neighbour_index import Neighbour
 
 
 @dataclass(frozen=True)
@@ -66,6 +70,8 @@ class Generation:
             as transformers' sequences_scores; None without beams.
         candidates: the n_best answers of beam search, this one first; empty without beams.
         tool_calls: calls that the text asks for, where tools were given; the text has them too.
+        neighbours: of each complete chunk of prompt and answer that was read, the neighbours that an index
+            found, the nearest first; none without an index, and of beam search.
     """
 
     text: str
@@ -82,6 +88,7 @@ class Generation:
     score: float | None = None
     candidates: tuple[GenerationCandidate, ...] = ()
     tool_calls: tuple[ToolCall, ...] = ()
+    neighbours: tuple[tuple[Neighbour, ...], ...] = ()
 
     def to_json(self) -> dict[str, object]:
         """Return the fields of `planforge run --json`."""
@@ -106,4 +113,5 @@ def make_generation(row: Row, seconds: Sequence[float]) -> Generation:
         drafted_tokens=row.drafted,
         accepted_tokens=row.accepted,
         tool_calls=() if tools is None else tools.find_calls(text),
+        neighbours=tuple(map(tuple, row.found)),
     )

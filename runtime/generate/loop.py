@@ -90,6 +90,8 @@ class GenerationLoop:
             yield time.perf_counter() - start
             going = [row for row in going if row.finish_reason is None]
             if not going:
+                for place, row in enumerate(rows):
+                    row.found = run.list_found(place, row.count_read())
                 return
             start = time.perf_counter()
             if len(going) < len(rows):
@@ -109,6 +111,7 @@ class GenerationLoop:
                 del scores  # the next step's go into the same memory
                 yield time.perf_counter() - start
                 if row.finish_reason is not None:
+                    row.found = run.list_found(0, row.count_read())
                     return
                 start = time.perf_counter()
                 if lookup is not None:

@@ -65,7 +65,7 @@ class PromptGroups:
         """Yield rows that run together: in their order, as many as batch_size and memory_limit allow."""
         group: list[Row] = []
         for row in rows:
-            if group and (len(group) == self._size or not self._fits([*group, row])):
+            if group and (len(group) == self._size or not self._go_together([*group, row])):
                 yield group
                 group = []
             if not group:
@@ -75,6 +75,8 @@ class PromptGroups:
         if group:
             yield group
 
-    def _fits(self, rows: Sequence[Row]) -> bool:
+    def _go_together(self, rows: Sequence[Row]) -> bool:
+        if not self._decoder.run_together([len(row.prompt) for row in rows]):
+            return False
         capacity = self._loop.count_capacity(rows, self._request)
         return self._decoder.fits(len(rows) * self._request.num_beams, capacity, reading=len(rows))

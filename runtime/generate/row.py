@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Literal
+from typing import Any, Literal
 
 from ..backends.backend import Array
 from ..decoding.candidates import Chosen, choose_tokens
@@ -40,6 +40,7 @@ class Row:
         self.cut = cut
         self.reused = 0  # tokens of the prompt that were in a cache already
         self.drafted = self.accepted = 0
+        self.found: Sequence[Any] = ()  # the neighbours of each complete chunk that was read
         self.history = TokenHistory(prompt)  # and the answer, as it grows
         self.request = request
         self.grammar = grammar
@@ -62,6 +63,10 @@ class Row:
         self.finish_reason: FinishReason | None = None
         self._reported_tokens = 0  # those that are in chunks already
         self._reported_pieces = 0
+
+    def count_read(self) -> int:
+        """Return how many tokens the model has read: all but the last."""
+        return len(self.history) - 1
 
     @property
     def max_left(self) -> int:

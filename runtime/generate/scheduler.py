@@ -220,6 +220,8 @@ class GenerationScheduler(EngineThread[PendingGeneration]):
             self._finish(one)
 
     def _finish(self, one: PendingGeneration) -> None:
+        if one.slot is not None:
+            one.row.found = one.slot.run.list_found(one.slot.row, one.row.count_read())
         self._leave(one)
         self.observe("context", len(one.row.history))
         one.finish()

@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
+from ..backends.part import Part
 from ..bundle.image_defaults import ImageDefaults
 from .denoising import Draw, Scheduler
 from .noise import Float32
-from .part import Part
 
 GUIDANCE_UNIT = 1000.0  # the waves of an embedded guidance scale are those of so many time steps
 LONGEST_WAVE = 10_000.0

@@ -19,6 +19,7 @@ import numpy as np
 
 from ..activations import PictureBatch
 from ..backends.backend import Backend, GraphRunner, LoadRequest
+from ..backends.part import Part
 from ..bundle.bundle import Bundle
 from ..bundle.image_defaults import ImageDefaults
 from ..errors import InputError, ManifestError, MemoryLimitError
@@ -34,7 +35,6 @@ from .denoising import Scheduler
 from .memory import PictureBudget
 from .noise import Generator
 from .options import MAX_PICTURES, ImageOptions
-from .part import Part
 from .pictures import Float32, Picture, make_pixels, read_picture
 from .prompt import PromptTokens, encode_prompt
 from .scheduler_config import SchedulerConfig
@@ -307,7 +307,7 @@ class ImageGenerator(BatchedModel):
         """Return a call's options, checked; refuse those out of range, before anything runs."""
         check_options(options, ImageOptions)
         defaults = self.defaults
-        prompts = [prompt] if isinstance(prompt, str) else list(prompt)
+        prompts = list_prompts(prompt)
         negative = options.get("negative_prompt") or ""
         negatives = [negative] * len(prompts) if isinstance(negative, str) else list(negative)
         if len(negatives) != len(prompts):
@@ -376,6 +376,15 @@ class ImageGenerator(BatchedModel):
         begin = read_picture(image, defaults.multiple, (most[0], most[1]), sizes["height"], sizes["width"])
         _, _, height, width = begin.shape
         return begin, height, width
+
+
+def list_prompts(prompt: str | Iterable[str]) -> list[str]:
+    """Return the prompts of a call: one text, or several."""
+    if isinstance(prompt, str):
+        return [prompt]
+    if not isinstance(prompt, Iterable):
+        raise InputError(f"prompt must be a text or texts, not {prompt!r:.60}", option="prompt")
+    return list(prompt)
 
 
 def check_scale(value: Any) -> float:

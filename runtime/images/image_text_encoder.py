@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..backends.backend import Backend, GraphRunner, LoadRequest
+from ..backends.part import Part
 from ..bundle.bundle import Bundle
 from ..bundle.image_defaults import LikenessDefaults
 from ..errors import InputError, ManifestError
@@ -20,7 +21,6 @@ from ..memory_budget import MemoryBudget
 from ..model import Model
 from ..opening import choose_artifacts, choose_length, list_tokenizer_files, open_programs, weigh
 from ..text.tokenizer import Tokenizer
-from .part import Part
 from .pictures import Float32, GivenPicture, import_pillow, open_picture
 from .prompt import encode_prompt
 

@@ -6,7 +6,7 @@ H height, W width
 from __future__ import annotations
 
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -40,7 +40,7 @@ class Picture:
         dropped: tokens of the prompt behind the model's longest, which were left out.
     """
 
-    pixels: Pixels
+    pixels: Pixels = field(repr=False)
     prompt: str = ""
     seed: int = 0
     dropped: int = 0
@@ -52,6 +52,8 @@ class Picture:
             image.save(path)
         except ValueError as error:  # of a name without a known ending
             raise InputError(f"path={str(path)!r}: {error}; end it with .png, .jpg or .webp") from error
+        except FileNotFoundError as error:
+            raise InputError(f"path={str(path)!r}: the folder {Path(path).parent} does not exist") from error
 
     def encode(self, format: str = "png") -> bytes:
         """Return the picture as a file's bytes; needs Pillow."""
@@ -153,6 +155,12 @@ def read_file(picture: str | Path | bytes) -> PIL.Image.Image:
                 return exif_transpose(check_size(opened)).convert("RGB")
     except DataError:
         raise
+    except FileNotFoundError as error:
+        raise InputError(f"{name} does not exist", option="image") from error
+    except pillow.DecompressionBombError as error:  # Pillow's own limit, which it may meet first
+        raise DataError(
+            f"{name} has too many pixels; at most {MAX_PIXELS} are read", option="image"
+        ) from error
     except Exception as error:  # whatever a reader stumbles over in a damaged file
         why = f": {error.strerror}" if isinstance(error, OSError) and error.strerror else ""
         raise DataError(f"{name} is not a picture that can be read{why}", option="image") from error

@@ -29,6 +29,7 @@ class Piece:
     separators: int = 1  # [SEP] between the two; RoBERTa has two
     prefix: int = 1  # [CLS]; a model without special tokens has none
     unpooled: int = 0  # tokens at the beginning that are no part of a text's vector: a prompt's
+    unseen: int = 0  # tokens at the end that no token attends to
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -37,6 +38,13 @@ class Piece:
         """Return the sequence with [CLS] and the first `tokens` of its text left out of its vector."""
         unpooled = self.prefix + sum(token < tokens for token in self.first)
         return replace(self, unpooled=unpooled if unpooled < len(self) else 0)
+
+    def expand(self, length: int, token: int, attend: bool) -> Piece:
+        """Return the sequence with so many tokens, by one that is put behind it; others may attend to it."""
+        missing = max(0, length - len(self))
+        ids = [*self.ids, *[token] * missing]
+        segments = [*self.segments, *[0] * missing]
+        return replace(self, ids=ids, segments=segments, unseen=0 if attend else missing)
 
     @property
     def body(self) -> tuple[int, Sequence[int]]:

@@ -95,17 +95,26 @@ class PieceTokenizer(Tokenizer):
 
         With `parse_special` what is between two special tokens is a text of its own.
         """
+        return [token_id for token_id, _ in self._cut(text, parse_special)]
+
+    def find_unknown(self, text: str, parse_special: bool = False) -> list[str]:
+        pieces = (piece for token_id, piece in self._cut(text, parse_special) if token_id == self._unk)
+        return [piece.replace(SPACE, " ").strip() or " " for piece in pieces]
+
+    def _cut(self, text: str, parse_special: bool) -> list[tuple[int, str]]:
+        """Return a text's tokens, each with what it stands for."""
         check_text(text)
         parts = self._any_special.split(text) if parse_special else [text]
-        ids: list[int] = []
+        tokens: list[tuple[int, str]] = []
         for index, part in enumerate(parts):
             if index % 2:  # the pattern's one group: every second part is what it matched
-                ids.append(self._special_tokens[part])
+                tokens.append((self._special_tokens[part], part))
             else:
                 code, rest = self._split_code(part)
                 pieces = self._lattice.cut(self._normalize(rest))
-                ids += [*code, *(self._ids.get(piece, self._unk) for piece in pieces)]
-        return ids
+                tokens += [(token_id, part.removesuffix(rest)) for token_id in code]
+                tokens += [(self._ids.get(piece, self._unk), piece) for piece in pieces]
+        return tokens
 
     def encode_batch(
         self, texts: Sequence[str], parse_special: bool = False, first_index: int = 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import operator
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -51,6 +51,18 @@ class Encoding:
         """
         words = self._raw.word_ids
         return words if self._sources is None else [words[index] for index in self._sources]
+
+
+class Spellings(dict[int, str]):
+    """The spellings of ids, each found when it is first asked for."""
+
+    def __init__(self, spell: Callable[[int], str]) -> None:
+        super().__init__()
+        self._spell = spell
+
+    def __missing__(self, token_id: int) -> str:
+        spelled = self[token_id] = self._spell(token_id)
+        return spelled
 
 
 class Tokenizer:
@@ -142,8 +154,12 @@ class Tokenizer:
         return context
 
     def spell_all(self, ids: Sequence[int]) -> list[str]:
-        """Return the spelling of each id, to be shown."""
-        return [self.spell(token_id) for token_id in ids]
+        """Return the spelling of each id; of those that were asked for before at once."""
+        return list(map(self._known_spellings.__getitem__, ids))
+
+    @cached_property
+    def _known_spellings(self) -> Spellings:
+        return Spellings(self.spell)
 
     def encode(self, text: str, parse_special: bool = False) -> list[int]:
         """Turn a text into token ids, adding none of its own.
@@ -202,6 +218,12 @@ class Tokenizer:
                 return [*self.encode(joined[:cut], parse_special=True), *self.encode(joined[cut:])]
             cut = end
         return parsed.ids
+
+    def find_unknown(self, text: str, parse_special: bool = False) -> list[str]:
+        """Return the parts of a text, such as letters, that `encode` turns into the unknown token."""
+        (encoding,) = self.encode_batch([text], parse_special)
+        pairs = zip(encoding.ids, encoding.offsets, strict=True)
+        return [text[start:end] for token_id, (start, end) in pairs if token_id == self.unknown]
 
     def is_special(self, token_id: int) -> bool:
         """Return whether a token is a special one."""

@@ -184,5 +184,5 @@ class TranslationLoop:
 def take_step(run: DecoderRun, beams: BeamSearch) -> None:
     """Feed a search's tokens to a decoder, and the decoder's logits to the search."""
     copies = beams.advance(run.decode(beams.tokens))
-    if not beams.done:
+    if copies and not beams.done:
         run.copy_rows(copies)

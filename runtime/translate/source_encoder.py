@@ -25,7 +25,7 @@ from ..memory_budget import MemoryBudget
 
 
 class SourceEncoder(GraphRunner):
-    """An opened encoder graph whose outputs are the keys and values of the decoder's layers."""
+    """An opened encoder graph, whose outputs the decoder reads: keys and values, or its first states."""
 
     def __init__(
         self,
@@ -38,7 +38,8 @@ class SourceEncoder(GraphRunner):
         super().__init__(program, artifact, budget)
         self.config = config or {}  # whose sizes a memory limit needs
         self.reads = pair_cross_tensors(artifact, decoder)
-        self.mask = decoder.input("source_mask").name
+        # A decoder without attention reads none.
+        self.masks = [spec.name for spec in decoder.inputs if spec.role == "source_mask"]
         self.max_batch = artifact.axis("batch").max
 
     def prepare(self, sources: Sequence[Sequence[int]]) -> PendingContext:
@@ -68,7 +69,7 @@ class SourceEncoder(GraphRunner):
         """Encode token ids of sources, padded to the longest; return what the decoder sees of them."""
         ids, valid = pad(sources, self.artifact.padding_side, self.find_width(sources))
         mask = valid.astype(np.int64)
-        values = {"ids": ids, "mask": mask}
+        values = {"ids": ids, "mask": mask, "lengths": valid.sum(axis=1, dtype=np.int32)}
         inputs = {spec.name: values[spec.role] for spec in self.artifact.inputs}
         with self.turn():
             written = {
@@ -76,13 +77,14 @@ class SourceEncoder(GraphRunner):
                 for output, _ in self.reads
             }
             self.program.bind(written, fixed=True)(inputs)
-        return Context({self.mask: mask}, {read.name: written[output.name] for output, read in self.reads})
+        masks = dict.fromkeys(self.masks, mask)
+        return Context(masks, {read.name: written[output.name] for output, read in self.reads})
 
 
 def pair_cross_tensors(encoder: Artifact, decoder: Artifact) -> list[tuple[TensorSpec, TensorSpec]]:
     """Return each of the encoder's outputs with the decoder's input that reads it; refuse odd ones."""
-    reads = {spec.role: spec for spec in decoder.inputs if spec.role.startswith("cross.")}
     written = {spec.role: spec for spec in encoder.outputs}
+    reads = {spec.role: spec for spec in decoder.inputs if spec.is_given_by_encoder}
     if not reads or set(reads) != set(written):
         odd = sorted(set(reads) ^ set(written))
         raise ManifestError(

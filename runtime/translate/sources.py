@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from ..bundle.bundle import Bundle
@@ -17,6 +17,7 @@ from ..text.piece_tokenizer import open_tokenizer
 from ..text.reading import name_item
 from ..text.tokenizer import Tokenizer, read
 
+UNKNOWN_SHOWN = 8  # parts of texts that the tokenizer does not know
 CHARACTERS_PER_TOKEN = 256  # at least as many as any token has; longer texts are not even tokenized
 
 log = logging.getLogger("planforge")
@@ -44,6 +45,7 @@ class SourceReader:
     parse_special: bool
     shortened: int = 0  # texts so far
     dropped: int = 0  # tokens of them
+    unknown: dict[str, None] = field(default_factory=dict)  # parts of texts, such as letters, in their order
 
     def __post_init__(self) -> None:
         check_choice("truncation", self.truncation, (None, "head", "tail"))
@@ -60,6 +62,8 @@ class SourceReader:
         tokens = self.tokenizer.encode(text, parse_special=self.parse_special)
         if not tokens:
             raise InputError("a text to translate is empty; leave it out")
+        if len(self.unknown) <= UNKNOWN_SHOWN and self.tokenizer.unknown in tokens:
+            self.unknown |= dict.fromkeys(self.tokenizer.find_unknown(text, self.parse_special))
         prefix = self.defaults.prefix
         end = self.defaults.source_eos
         assert end is not None  # load() sees to it
@@ -88,7 +92,14 @@ class SourceReader:
         return sources
 
     def report(self) -> None:
-        """Say in the log what was left out of the texts that were read."""
+        """Say in the log what was left out of the texts that were read, and what the model does not know."""
+        if self.unknown:
+            shown = ", ".join(map(repr, [*self.unknown][:UNKNOWN_SHOWN]))
+            log.warning(
+                "the model's tokenizer does not know %s%s; the model reads its unknown token there",
+                shown,
+                ", ..." if len(self.unknown) > UNKNOWN_SHOWN else "",
+            )
         if self.dropped:
             log.warning(
                 "%d texts were longer than the %d tokens that this model reads, and %d tokens were"

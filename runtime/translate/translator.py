@@ -296,7 +296,7 @@ class Translator(BatchedModel):
         if self.decoder.closed:
             raise ClosedError
         check_options(options, TranslationOptions if greedy else BatchTranslationOptions)
-        room = min(self.max_length, self.decoder.artifact.axis("tokens").max)
+        room = self.max_length  # which no graph takes fewer tokens than
         usual = self.defaults.max_new_tokens or room
         given = {name: value for name, value in options.items() if name not in NOT_OF_THE_SEARCH}
         if greedy and given.get("num_beams") is None:

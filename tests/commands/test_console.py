@@ -318,8 +318,8 @@ def test_what_was_typed_wrong_is_2_and_what_failed_is_1(error: PlanForgeError, c
     [
         ("export", "onnx_ir", "export"),
         ("export", "torch", "export"),
-        ("export", "transformers", "import"),
-        ("import", "transformers", "import"),
+        ("export", "transformers", "export"),
+        ("import", "transformers", "export"),
         ("lint", "onnx_ir", "verify"),
         ("inspect", "onnx_ir", "verify"),
         ("verify", "jinja2", "verify"),

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from subprocess import CompletedProcess
 
+import numpy as np
+import PIL.Image
 import pytest
 
-from ..helpers.cli import planforge
+from ..helpers.cli import error_line, planforge
 
 PROMPT = "In the beginning God created the"
 
@@ -70,7 +73,12 @@ def test_a_label(explained: Callable[[str], Path]) -> None:
         (["--methods", "gradent"], "error: --methods: 'gradent' is not one of gradient"),
         (["--methods", "gradent"], "did you mean 'gradient'"),
         (["--objective", "logits"], "error: --objective 'logits' is not one of logit, probability"),
-        (["--factors", "100"], "error: --factors 100 must be an integer from 1 to 64"),
+        (
+            ["--factors", "100", "--methods", "neurons"],
+            "error: --factors 100 must be an integer from 1 to 64",
+        ),
+        (["--grouping", "kmeans"], "error: --grouping is for groups of neurons: add --methods neurons"),
+        (["--firing", "x.png"], "error: --firing is for groups of neurons: add --methods neurons"),
         (["--watch", "Jerusalem"], "error: --watch takes words of one token"),
         (["--watch", "Jerusalem", "--methods", "gradient"], "error: --watch needs the method lens"),
     ],
@@ -102,3 +110,31 @@ def check_refusal(done: CompletedProcess[str], words: str) -> None:
     assert done.returncode == 2
     assert words in done.stderr
     assert not done.stdout
+
+
+def test_a_chart_of_neurons(bundle: Path, tmp_path: Path) -> None:
+    chart = tmp_path / "firing.png"
+    command = ("explain", bundle, PROMPT, "--answer", " heavens", "--methods", "neurons", "--json")
+    options = ("--grouping", "kmeans", "--layer", "2", "--factors", "3", "--firing", chart)
+    done = planforge(*command, *options)
+    assert done.returncode == 0, done.stderr
+    layers = json.loads(done.stdout)["neurons"]["layers"]
+    assert [row[1] for row in layers] == [1, 1, 1]
+    pixels = np.asarray(PIL.Image.open(chart).convert("RGB"))
+    assert len(np.unique(pixels.reshape(-1, 3), axis=0)) > 50  # shades, not an empty frame
+    assert f"{chart} shows how the neurons fire" in done.stderr
+    shown = planforge(*command[:-1], "--factors", "2").stdout
+    assert re.search(r"groups of neurons\n.*group .*most active at\s*\n1 +\d+ +'.*\n2 +\d+ +'", shown), shown
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (("--grouping", "kmean"), "--grouping 'kmean' is not one of 'nmf', 'kmeans'; did you mean 'kmeans'?"),
+        (("--layer", "9"), "--layer 9 must be from 1 to the model's"),
+        (("--firing", "nowhere/x.png"), "--firing nowhere/x.png: the folder"),
+    ],
+)
+def test_groups_that_cannot_be_are_one_line(bundle: Path, options: tuple[str, ...], words: str) -> None:
+    line = error_line("explain", bundle, PROMPT, "--answer", " heavens", "--methods", "neurons", *options)
+    assert words in line

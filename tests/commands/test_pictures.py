@@ -12,6 +12,9 @@ import numpy.typing as npt
 import PIL.Image
 import pytest
 
+from planforge.exporter.commands.inspection import sum_sizes
+from planforge.exporter.commands.summary import summarize_bundle
+from planforge.runtime.bundle.bundle import Bundle
 from planforge.runtime.images.image_generator import ImageGenerator
 from planforge.runtime.images.image_text_encoder import ImageTextEncoder
 
@@ -29,7 +32,7 @@ def test_a_picture_of_a_text_and_one_of_that(picture_bundle: Path, tmp_path: Pat
     second = tmp_path / "two.png"
     done = planforge("run", picture_bundle, "a red one", "-o", first, *FEW)
     assert done.stdout == f"{first}\n"
-    assert "making pictures" in done.stderr
+    assert "making pictures" in done.stderr and "--seed" not in done.stderr
     options = ("--image", first, "--strength", "0.5", "--scheduler", "euler", "--guidance-scale", "2")
     assert planforge("run", picture_bundle, "a red one", "-o", second, *FEW, *options).returncode == 0
     with ImageGenerator.load(picture_bundle) as model:
@@ -39,6 +42,28 @@ def test_a_picture_of_a_text_and_one_of_that(picture_bundle: Path, tmp_path: Pat
             "a red one", steps=2, seed=3, image=first, strength=0.5, scheduler="euler", guidance_scale=2.0
         )
         assert np.array_equal(read(second), wanted.pixels)
+
+
+def test_the_seed_that_was_taken_makes_the_picture_again(picture_bundle: Path, tmp_path: Path) -> None:
+    first = tmp_path / "one.png"
+    second = tmp_path / "two.png"
+    done = planforge("run", picture_bundle, "one", "-o", first, "--steps", "1")
+    (seed,) = re.findall(r"^--seed (\d+) makes this picture again$", done.stderr, re.MULTILINE)
+    planforge("run", picture_bundle, "one", "-o", second, "--steps", "1", "--seed", seed)
+    assert first.read_bytes() == second.read_bytes()
+
+
+def test_the_summary_tells_how_near_each_graph_is_and_counts_weights_once(picture_bundle: Path) -> None:
+    found = summarize_bundle(picture_bundle)
+    verdicts = {name: verdict for name, _, verdict in found.sections[0][2]}
+    assert "noise within" in verdicts["unet.ort.fp32"] and "pictures from noise" in verdicts["unet.ort.fp32"]
+    assert "values within" in verdicts["vae_decoder.ort.fp32"]
+    sizes = {name: size for name, size, _ in found.sections[0][2]}
+    manifest = Bundle.open(picture_bundle).manifest
+    unet = manifest.artifact("unet.ort.fp32")
+    shared = {name for artifact in manifest.artifacts for name in artifact.data}
+    assert sizes["unet.ort.fp32"] == sum_sizes(manifest, unet.file)
+    assert sizes["weights of several"] == sum_sizes(manifest, *shared)
 
 
 def test_several_pictures(picture_bundle: Path, tmp_path: Path) -> None:
@@ -104,9 +129,10 @@ def test_bench_counts_steps_and_pictures(picture_bundle: Path, tmp_path: Path) -
     assert "2 steps, batch 2, on ort-cpu" in done.stdout
     assert "s/step" in done.stdout and "s/picture" in done.stdout and "tokens" not in done.stdout
     (case,) = json.loads((tmp_path / "x.json").read_text(encoding="utf-8"))["cases"]
-    assert (case["steps"], case["new_tokens"], case["artifact"]) == (2, 0, "unet.ort.fp32")
-    assert case["inter_token_ms"]["p50"] < case["latency_ms"]["p50"]
-    assert case["tokens_per_s"] == pytest.approx(2 * case["texts_per_s"], rel=0.01)
+    assert (case["steps"], case["artifact"]) == (2, "unet.ort.fp32")
+    assert case["step_ms"]["p50"] < case["latency_ms"]["p50"]
+    assert case["steps_per_s"] == pytest.approx(2 * case["pictures_per_s"], rel=0.01)
+    assert not [name for name in case if "token" in name or "text" in name]
     assert read(tmp_path / "x.png").ndim == 3
     for option, words in (
         (("--new-tokens", 3), "this bundle makes pictures; leave prompt_tokens and new_tokens out"),

@@ -135,16 +135,28 @@ def test_names_and_options_that_are_not_there(demo_bundle: Path, arguments: list
 
 
 def test_the_command_has_the_options_of_the_runtime() -> None:
-    from planforge.runtime.options import AnswerOptions, EmbedOptions, FeatureOptions, GenerationOptions
+    from planforge.runtime.options import (
+        AnswerOptions,
+        EmbedOptions,
+        FeatureOptions,
+        GenerationOptions,
+        PromptOptions,
+        RankOptions,
+        SparseOptions,
+    )
 
     only_python = {"progress", "parse_special", "on_token", "logits_processor", "logit_bias", "logprobs"}
     only_python |= {"json_schema", "regex", "grammar", "choices", "tools", "tool_choice"}
     only_python.add("continue_final_message")  # --continue takes the message itself
+    only_python.add("precision")  # of vectors; --precision is the graph's
     for task, options in (
         ("generate", GenerationOptions),
         ("embed", EmbedOptions),
+        ("embed_sparse", SparseOptions),
+        ("embed_multi", PromptOptions),
         ("features", FeatureOptions),
         ("answer", AnswerOptions),
+        ("rank", RankOptions),
     ):
         missing = set(list_options(options)) - set(TASKS[task])
         assert missing <= {*only_python, "reuse_prompt", "normalize", "max_answer_tokens", "max_tokens"}, task

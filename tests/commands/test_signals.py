@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import os
 import re
-import select
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from multiprocessing.connection import wait
 from pathlib import Path
 
 import pytest
@@ -213,8 +213,7 @@ def test_lines_are_answered_as_they_come_in_batches_of_one(
         for line in ("May 3, 1998", "", "", "May 4, 1998"):
             process.stdin.write(line + "\n")
             process.stdin.flush()
-            readable, _, _ = select.select([process.stdout], [], [], PATIENCE)
-            assert readable, f"no answer to {line!r}"
+            assert wait([process.stdout.fileno()], PATIENCE), f"no answer to {line!r}"
             assert (json.loads(process.stdout.readline()) is None) == (line == "")
         process.stdin.close()
         assert process.wait(timeout=PATIENCE) == 0

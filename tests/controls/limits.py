@@ -98,7 +98,7 @@ class Limit:
             yield f"is {self.allowed:.3g}, and at most {self.bound:.3g} follows from rounding"
         if not self.caught <= TIMES**self.power * self.bound:
             yield f"lets pass what is {TIMES:g} times the {self.bound:.3g} that follow from rounding"
-        is_counted = self.metric in ("top1_changes", "label_changes", "perplexity_change")
+        is_counted = self.metric in ("top1_changes", "label_changes", "rank_changes", "perplexity_change")
         if not is_counted and self.allowed > max(self.least, (TIMES * ENGINE) ** self.power * self.sound):
             yield f"is {self.allowed:.3g}, where a sound graph measures {self.sound:.3g}"
 
@@ -139,6 +139,8 @@ class Rounded:
             count = self.labels.get(output, FEW) if metric == "label_changes" else self.tokens
             chance = 3 * math.sqrt(share / count) + 9 / count if count else 0.0
             return CHANGED, share + chance
+        if metric == "rank_changes":
+            return CHANGED, max(CHANGED, TIMES * own)
         power = 2 if metric in SQUARES else 1
         least = 2 * ROUNDING * self.scale if metric == "score_error" else ROUNDING**power
         return least, max(least, TIMES**power * own)

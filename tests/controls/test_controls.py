@@ -20,7 +20,7 @@ from planforge.exporter.precisions import PRECISIONS
 from planforge.runtime.bundle.manifest import Artifact
 
 from ..helpers.ground import Ground
-from ..helpers.models import WORDPIECES, tiny_bert, write_wordpiece
+from ..helpers.models import WORDPIECES, tiny_bert, write_mean_pooling, write_wordpiece
 from ..helpers.paths import ROOT
 from .__main__ import CONTROLS as ALL
 from .judging import FALSE_ALARM, PASSED, format_table, judge_control
@@ -73,30 +73,37 @@ def test_the_page_shows_what_all_controls_gave() -> None:
     assert f"{len(verdicts)} pairs of a model" in page
 
 
-@pytest.fixture(scope="module")
-def sentences(tmp_path_factory: pytest.TempPathFactory) -> Ground:
-    """A tiny BERT that gives vectors of as many texts as a mean takes."""
-    folder = tmp_path_factory.mktemp("sentences")
+def export_sentences(folder: Path, precision: list[str], **options: Any) -> Ground:
+    """Return the bundle of a tiny BERT that gives vectors of as many texts as a mean takes."""
     sizes = {"num_hidden_layers": 1, "intermediate_size": 64}
     tiny_bert(folder / "bert", "BertModel", **sizes)
     write_wordpiece(folder / "bert")
     texts = "".join(f"hello {word}, it is {word}\n" for word in WORDPIECES[-20:])
     (folder / "bert" / "prompts.txt").write_text(texts, encoding="utf-8")
-    precision = ["fp32", "fp16", "int8", "int4"]
-    outputs = ["pooler_output"]
-    export(
-        folder / "bert",
-        folder / "bundle",
-        precision=precision,
-        target=["cpu", "portable"],
-        outputs=outputs,
-        verify=False,
-    )
+    if "outputs" not in options:
+        write_mean_pooling(folder / "bert")
+    export(folder / "bert", folder / "bundle", precision=precision, verify=False, **options)
     return Ground(folder / "bundle", folder / "copy")
 
 
+@pytest.fixture(scope="module")
+def sentences(tmp_path_factory: pytest.TempPathFactory) -> Ground:
+    """An encoder whose vector is that of a pooler."""
+    folder = tmp_path_factory.mktemp("sentences")
+    targets = ["cpu", "portable"]
+    return export_sentences(
+        folder, ["fp32", "fp16", "int8", "int4"], target=targets, outputs=["pooler_output"]
+    )
+
+
+@pytest.fixture(scope="module")
+def embedder(tmp_path_factory: pytest.TempPathFactory) -> Ground:
+    """An encoder whose vectors find texts."""
+    return export_sentences(tmp_path_factory.mktemp("embedder"), ["int8"], target=["cpu"])
+
+
 def list_tried(
-    judged: Callable[[str], Judged], sentences: Ground, marian: Ground, pictures: Ground
+    judged: Callable[[str], Judged], sentences: Ground, embedder: Ground, marian: Ground, pictures: Ground
 ) -> list[tuple[Ground, Artifact]]:
     """Return a graph of every kind and precision, with its bundle."""
     tried = []
@@ -105,6 +112,7 @@ def list_tried(
         artifacts = [a for a in ground.bundle.manifest.artifacts if a.precision in TRIED[family]]
         tried += [(ground, a) for a in {(a.graph, a.precision): a for a in artifacts}.values()]
     tried += [(sentences, a) for a in {a.precision: a for a in sentences.bundle.manifest.artifacts}.values()]
+    tried += [(embedder, a) for a in embedder.bundle.manifest.artifacts]
     tried += [(marian, a) for a in marian.bundle.manifest.artifacts if a.dialect == "inplace"]
     denoisers = [a for a in pictures.bundle.manifest.artifacts if a.graph == "unet"]
     return tried + [(pictures, a) for a in {a.precision: a for a in denoisers}.values()]
@@ -113,6 +121,7 @@ def list_tried(
 def test_each_limit_follows_from_rounding_and_catches_what_is_three_times_that(
     judged: Callable[[str], Judged],
     sentences: Ground,
+    embedder: Ground,
     marian_bundle: Path,
     picture_bundle: Path,
     tmp_path: Path,
@@ -121,7 +130,7 @@ def test_each_limit_follows_from_rounding_and_catches_what_is_three_times_that(
     pictures = Ground(picture_bundle, tmp_path / "pictures")
     limits = [
         limit
-        for ground, artifact in list_tried(judged, sentences, marian, pictures)
+        for ground, artifact in list_tried(judged, sentences, embedder, marian, pictures)
         for limit in measure_limits(ground, artifact)
     ]
     TABLE.parent.mkdir(exist_ok=True)

@@ -9,9 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from planforge.exporter import export
-from planforge.exporter.errors import CheckpointError
-from planforge.exporter.imported import optimum
+from planforge.exporter.exporting import choose_exporter
 from planforge.models import llama_families
 from planforge.models.checkpoint import describe, load_model
 from planforge.models.families import FAMILIES, make_llama
@@ -48,15 +46,13 @@ def test_the_command_runs_the_test_of_its_checkpoint() -> None:
     assert name in test_llama.LEAVING_OUT
 
 
-def test_an_export_without_the_row_says_what_the_page_says(
+def test_an_export_without_the_row_traces_transformers_model(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tiny_llama(tmp_path / "FOLDER", "seed-oss")
-    monkeypatch.chdir(tmp_path)
+    tiny_llama(tmp_path, "seed-oss")
+    assert choose_exporter("auto", tmp_path, ()) == "planforge"
     monkeypatch.delitem(FAMILIES, "seed_oss")
-    with pytest.raises(CheckpointError) as caught:
-        export("FOLDER", "bundle")
-    assert str(caught.value) == QUOTES[0]
+    assert choose_exporter("auto", tmp_path, ()) == "transformers"
 
 
 def test_a_row_without_its_settings_says_what_the_page_says(
@@ -67,18 +63,17 @@ def test_a_row_without_its_settings_says_what_the_page_says(
     monkeypatch.setitem(FAMILIES, "seed_oss", make_llama("seed_oss"))
     with pytest.raises(ValueError, match="is not known") as caught:
         describe(tmp_path)
-    assert str(caught.value) == f"{tmp_path}: {QUOTES[1]}"
+    assert str(caught.value) == f"{tmp_path}: {QUOTES[0]}"
 
 
 def test_a_weight_without_a_place_is_named_as_on_the_page(tmp_path: Path) -> None:
     tiny_llama(tmp_path, "seed-oss")
     edit_json(tmp_path / "config.json", attention_out_bias=False)
-    assert QUOTES[2].startswith("unexpected: ")
-    with pytest.raises(ValueError, match=re.escape(QUOTES[2])):
+    assert QUOTES[1].startswith("unexpected: ")
+    with pytest.raises(ValueError, match=re.escape(QUOTES[1])):
         load_model(tmp_path)
 
 
 def test_what_the_page_says_no_row_does_for_has_none() -> None:
     for model_type in ("stablelm", "cohere", "arcee", "nemotron", "glm", "helium", "ernie4_5"):
         assert model_type not in FAMILIES
-    assert "seed_oss" not in optimum.MODEL_TYPES

@@ -1,4 +1,4 @@
-"""The pages' tables of what runs natively and what goes through optimum are those of the code."""
+"""The pages' tables of what runs natively and what is traced from transformers are those of the code."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import re
 
 import pytest
 
-from planforge.exporter.imported.optimum import MODEL_TYPES
 from planforge.models.families import FAMILIES
 
 from ..helpers.paths import ROOT
+from ..helpers.random_checkpoints import CONFIGS
 
 # What the pages call each model_type that is ours.
 NATIVE = {
@@ -22,6 +22,7 @@ NATIVE = {
     "gemma2": "Gemma",
     "gemma3_text": "Gemma",
     "gpt2": "GPT-2",
+    "gpt_neo": "GPT-Neo",
     "granite": "Granite",
     "llama": "Llama",
     "marian": "MarianMT",
@@ -30,23 +31,31 @@ NATIVE = {
     "modernbert": "ModernBERT",
     "olmo2": "OLMo",
     "olmo3": "OLMo",
+    "openai-gpt": "GPT-1",
     "phi3": "Phi-3",
     "qwen2": "Qwen",
     "qwen3": "Qwen",
+    "recurrent": "GRU and LSTM",
+    "retro": "RETRO",
     "roberta": "RoBERTa",
     "seed_oss": "Seed-OSS",
     "smollm3": "SmolLM",
+    "static": "model2vec",
     "transformer": "Transformer",
+    "word-vectors": "GloVe",
     "xlm-roberta": "XLM-R",
 }
-# What they call those that optimum exports.
-THROUGH_OPTIMUM = {
+# What they call those that are traced from transformers, each of which has a test.
+TRACED = {
     "ALBERT": "albert",
     "BART": "bart",
     "BLOOM": "bloom",
-    "DeBERTa": "deberta-v2",
+    "DeBERTa": "deberta",
     "ELECTRA": "electra",
+    "Falcon": "falcon",
+    "GPT-J": "gptj",
     "GPT-NeoX": "gpt_neox",
+    "MPNet": "mpnet",
     "OPT": "opt",
     "Phi-2": "phi",
     "T5": "t5",
@@ -64,24 +73,24 @@ def read_rows(how: str) -> str:
 
 
 def has_name(text: str, name: str) -> bool:
-    return re.search(rf"(?<![\w-]){re.escape(name)}(?![a-z])", text) is not None
+    return re.search(rf"(?<![\w-]){re.escape(name)}(?![A-Za-z])", text) is not None
 
 
 @pytest.mark.parametrize("model_type", FAMILIES)
 def test_each_family_of_ours_is_in_the_tables(model_type: str) -> None:
     name = NATIVE[model_type]
     assert has_name(read_rows("natively"), name)
-    assert not has_name(read_rows("optimum"), name)
+    assert not has_name(read_rows("traced"), name)
     assert has_name(read("docs/index.md"), name) or model_type == "transformer"
     assert has_name(read("CHANGELOG.md"), name)
 
 
 def test_each_model_of_the_tables_is_exported_so() -> None:
-    rows = read_rows("optimum")
+    rows = read_rows("traced")
     named = {re.sub(r"\(.*\)", "", name).strip() for name in rows.split(",")}
-    assert named == set(THROUGH_OPTIMUM)
-    for name, model_type in THROUGH_OPTIMUM.items():
-        assert model_type in MODEL_TYPES and model_type not in FAMILIES, name
+    assert named == set(TRACED)
+    for name, checkpoint in TRACED.items():
+        assert CONFIGS[checkpoint].model_type not in FAMILIES, name
         assert has_name(read("docs/import.md"), name), name
 
 

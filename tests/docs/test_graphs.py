@@ -60,10 +60,11 @@ def test_the_page_names_all_inputs_and_outputs(
     llama_demo_bundle: Path,
     dates_bundle: Path,
     minilm_bundle: Path,
+    recurrent_bundle: Path,
     head_bundle: Callable[[str], Path],
 ) -> None:
     heads = [head_bundle(name) for name in ("classifier", "tagger", "reader", "pretrained")]
-    for folder in (demo_bundle, llama_demo_bundle, dates_bundle, minilm_bundle, *heads):
+    for folder in (demo_bundle, llama_demo_bundle, dates_bundle, recurrent_bundle, minilm_bundle, *heads):
         for artifact in Bundle.open(folder).manifest.artifacts:
             for spec in (*artifact.inputs, *artifact.outputs):
                 name = re.sub(r"\.\d+", ".N", spec.name).removesuffix(".key").removesuffix(".value")

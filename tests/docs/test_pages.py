@@ -16,9 +16,9 @@ from typing import Any
 import PIL.Image
 import pytest
 
-from planforge.exporter import package
+from planforge.exporter import export, package
 from planforge.exporter.checkpoints.checkpoint import Checkpoint
-from planforge.exporter.checkpoints.source import Source
+from planforge.exporter.checkpoints.source import DEMOS, Source
 from planforge.exporter.exporting import import_folder
 from planforge.runtime import TextEncoder, TextGenerator, Translator
 
@@ -30,16 +30,19 @@ from ..helpers.paths import ROOT
 PAGES = {str(page.relative_to(ROOT)): page for page in (ROOT / "README.md", *ROOT.glob("docs/**/*.md"))}
 TEXTS = {name: page.read_text(encoding="utf-8") for name, page in PAGES.items()}
 EXAMPLES = {name: re.findall(r"```python\n(.*?)```", text, re.DOTALL) for name, text in TEXTS.items()}
-TRAINING = "docs/train.md"  # whose examples test_train.py runs
-WITH_EXAMPLES = [name for name, examples in EXAMPLES.items() if examples and name != TRAINING]
+ELSEWHERE = ("docs/sources.md", "docs/train.md")  # whose examples test_sources.py and test_train.py run
+WITH_EXAMPLES = [name for name, examples in EXAMPLES.items() if examples and name not in ELSEWHERE]
 # The pages' names of bundles, and the tiny ones that stand for them.
 BUNDLES = {
     "sentiment": "classifier",
     "cross-encoder": "ranker",
+    "chooser": "chooser",
     "bert": "pretrained",
     "tagger": "tagger",
     "reader": "reader",
+    "reranker": "ranker",
 }
+RETRIEVAL = ("bge-m3", "colbert", "splade", "static")
 # What an example prints somewhere.
 PRINTED = {
     "embed(": r"0\.\d+\n\(384,\) 0",
@@ -59,12 +62,40 @@ PRINTED = {
     "json_schema=": r".+ \d+\n(yes|no)\n\d{3,4}\n$",
     "num_beams=": r"^-\d+\.\d+ \[",
     "reuse_prompt=": r"(?s)^0 .*\n[1-9]\d* \d+ \d+ ",
+    "answer.neighbours": r"\n0\.\d+ \w+\.txt from token \d+: ",
     ".stream(": r"(length|stop|eos) \d+",
     "seed=7": r"^\(32, 32, 3\) 7$",
+    "analogy(": r"^\(2, 32\)\n\['king', .*\]\nqueen\n$",
+    "on_step=": r"step 10 of 2\d, \d+ s left\nstep 11",
+    "model.search(": r"^0\.\d+ Make thee an ark of gopher wood\.\n0\.\d+ ",
+    "similarity(queries": r"^\(1, 3\) 0$",
+    "embed_sparse(": r"^\{.*\w+': \d+\.\d+",
+    "embed_multi(": r"^\(\d+, 16\) \(\d+, 16\) -?\d+\.\d+$",
+    "embed_hybrid(": r"^all three: -?\d+\.\d+$",
+    "write_store(": r"^\[\(0, 0\.\d+\), \([12], 0\.\d+\)\]$",
+    "finder.search(": r"^minilm\n(  0\.\d+ Ge\d.*\n)+static\n(.*\n)+reranker\n  -?\d",
+    "IndexFlatIP(": r"^Make .*\. \[0\.\d+ 0\.\d+\]\nMake .*\. \[\d+ \d+\]$",
     "embed_images(": r"^\(1, \d+\) \{'cat': 0\.\d+, 'dog': 0\.\d+\}",
 }
+# Some verses for the page that searches a book of them.
+VERSES = """Ge6:14 Make thee an ark of gopher wood; rooms shalt thou make in the ark.
+Ge7:9 There went in two and two unto Noah into the ark, the male and the female, as God had commanded Noah.
+Ge1:3 And God said, Let there be light: and there was light.
+Ge8:11 And the dove came in to him in the evening.
+"""
 TASKS = ("embed", "features", "classify", "rank", "next_sentence", "fill_mask", "tag", "answer")
-METHODS = ("generate", "stream", "chat", "translate", "iterate", "align")
+METHODS = (
+    "embed_sparse",
+    "embed_multi",
+    "embed_hybrid",
+    "search",
+    "generate",
+    "stream",
+    "chat",
+    "translate",
+    "iterate",
+    "align",
+)
 
 
 @pytest.fixture(scope="module")
@@ -77,7 +108,9 @@ def folder(
     llama_demo_bundle: Path,
     picture_bundle: Path,
     clip_bundle: Path,
+    words_bundle: Path,
     exported: Path,
+    retrieval_bundle: Callable[[str], Path],
 ) -> Path:
     """A folder as the pages have it: build/minilm, build/transformer-demo, build/t5, one for each head."""
     folder = tmp_path_factory.mktemp("pages")
@@ -91,11 +124,18 @@ def folder(
     (build / "llama-demo").symlink_to(llama_demo_bundle)
     (build / "sd").symlink_to(picture_bundle)
     (build / "clip").symlink_to(clip_bundle)
+    (build / "words").symlink_to(words_bundle)
+    export("retro-demo", build / "retro-demo", target=["cpu"], precision=["fp32"], verify=False)
+    index = ("-o", build / "bible-index", "--for", build / "retro-demo")
+    assert planforge("index", DEMOS / "retro-demo/texts", *index).returncode == 0
     PIL.Image.new("RGB", (90, 60), "orange").save(folder / "photo.jpg")
     graphs = shutil.copytree(exported / "t5.onnx", folder / "t5")
     import_folder(graphs, build / "t5", precision="fp32", target="cpu", verify=False)
     for name, tiny in BUNDLES.items():
         (build / name).symlink_to(head_bundle(tiny))
+    for kind in RETRIEVAL:
+        (build / kind).symlink_to(retrieval_bundle(kind))
+    (build / "genesis.txt").write_text(VERSES)
     shutil.copytree(head_bundle("classifier"), build / "nli")
     encoder = json.loads((build / "nli/manifest.json").read_text(encoding="utf-8"))["encoder"]
     edit_json(build / "nli/manifest.json", encoder=encoder | {"labels": ["no", "neutral", "entailment"]})
@@ -146,6 +186,14 @@ def test_the_example_of_optimum_runs_in_its_environment(folder: Path) -> None:
     with TextGenerator.load(bundle) as model:
         wanted = [prompt + model.generate(prompt, max_new_tokens=20).text for prompt in prompts]
     assert ast.literal_eval(done.stdout) == wanted
+
+
+def test_examples_that_need_other_environments_compile() -> None:
+    examples = {name: re.findall(r"```py\n(.*?)```", text, re.DOTALL) for name, text in TEXTS.items()}
+    assert len(examples["docs/interop.md"]) == 1 and len(examples["docs/retrieval.md"]) == 2
+    for name, found in examples.items():
+        for example in found:
+            compile(example, name, "exec")
 
 
 @pytest.mark.parametrize("page", PAGES)

@@ -22,7 +22,7 @@ from planforge.runtime import TextEncoder
 from ..helpers.paths import ROOT
 
 RECIPES = re.findall(r"```python\n(.*?)```", (ROOT / "docs/train.md").read_text(encoding="utf-8"), re.DOTALL)
-TRAINED = ("gpt2", "translator", "bert", "classifier", "tagger", "reader")
+TRAINED = ("gpt2", "translator", "bert", "classifier", "gpt1", "tagger", "reader")
 TEXT = "planforge export runs the command"
 
 
@@ -39,8 +39,8 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "build"
 
 
-def test_there_are_five_recipes() -> None:
-    assert len(RECIPES) == 5
+def test_there_are_six_recipes_and_an_example_of_pairs() -> None:
+    assert len(RECIPES) == 7
 
 
 @pytest.mark.parametrize("name", TRAINED)
@@ -53,9 +53,15 @@ def test_a_recipe_ends_in_a_folder_with_a_held_out_number(trained: Path, name: s
     assert 0 < held_out < 600  # a perplexity below that of any of 600 tokens; losses are far below
 
 
-def test_a_fine_tuned_bert_is_exported_and_equal_to_transformers(trained: Path, tmp_path: Path) -> None:
-    folder = trained / "trained-classifier"
-    model: Any = transformers.BertForSequenceClassification.from_pretrained(folder).eval()
+@pytest.mark.parametrize(
+    ("name", "architecture"),
+    [("classifier", "BertForSequenceClassification"), ("gpt1", "OpenAIGPTForSequenceClassification")],
+)
+def test_a_fine_tuned_model_is_exported_and_equal_to_transformers(
+    trained: Path, tmp_path: Path, name: str, architecture: str
+) -> None:
+    folder = trained / f"trained-{name}"
+    model: Any = getattr(transformers, architecture).from_pretrained(folder).eval()
     tokenizer = transformers.PreTrainedTokenizerFast.from_pretrained(folder)
     with torch.inference_mode():
         wanted = model(**tokenizer(TEXT, return_tensors="pt")).logits.softmax(-1)[0].tolist()

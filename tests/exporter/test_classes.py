@@ -18,7 +18,6 @@ from planforge.exporter import export
 from planforge.exporter.checkpoints.source import find_demo
 from planforge.exporter.errors import CheckpointError
 from planforge.exporter.tensorrt import plans
-from planforge.models.checkpoint import describe
 from planforge.runtime import TextEncoder, TextGenerator, Translator
 from planforge.runtime.bundle.bundle import Bundle
 
@@ -167,35 +166,6 @@ def test_every_class_of_translator_gives_what_transformers_gives(name: str, tmp_
                 (wanted,) = reference.generate(ids, num_beams=1, max_new_tokens=8, do_sample=False).tolist()
             found = model.translate(text, num_beams=1, max_new_tokens=8)
             assert list(found.token_ids) == wanted[1 : 1 + len(found.token_ids)] and found.token_ids
-
-
-@pytest.mark.parametrize(
-    ("name", "model_type", "part"),
-    [
-        ("BertForMultipleChoice", "bert", "BertModel"),
-        ("DistilBertForMultipleChoice", "distilbert", "DistilBertModel"),
-        ("GPT2DoubleHeadsModel", "gpt2", "GPT2LMHeadModel"),
-        ("GPT2ForSequenceClassification", "gpt2", "GPT2LMHeadModel"),
-        ("GPT2ForTokenClassification", "gpt2", "GPT2LMHeadModel"),
-        ("GPT2ForQuestionAnswering", "gpt2", "GPT2LMHeadModel"),
-    ],
-)
-def test_other_classes_are_refused_by_name_with_the_part_that_can_be_exported(
-    name: str, model_type: str, part: str, tmp_path: Path
-) -> None:
-    """And transformers does make that part of such a folder, as the message says."""
-    config: Any = getattr(transformers, f"{name.partition('For')[0].partition('Double')[0]}Config")
-    sizes: dict[str, Any] = {"bert": {"num_hidden_layers": 1, "hidden_size": 24, "num_attention_heads": 2}}
-    small = sizes.get(
-        model_type, {"n_layers": 1, "dim": 24, "n_heads": 2, "n_layer": 1, "n_embd": 24, "n_head": 2}
-    )
-    getattr(transformers, name)(config(vocab_size=96, **small)).save_pretrained(tmp_path / "whole")
-    message = f"{name} is not exported; save it without its head, as a {part}: python -c .*{part} as M"
-    with pytest.raises(CheckpointError, match=message):
-        export(tmp_path / "whole", tmp_path / "bundle")
-    getattr(transformers, part).from_pretrained(tmp_path / "whole").save_pretrained(tmp_path / "part")
-    description = describe(tmp_path / "part")
-    assert description.config_json["architectures"] == [part]
 
 
 def test_what_is_half_a_model_or_a_decoder_in_disguise_is_refused(tmp_path: Path) -> None:

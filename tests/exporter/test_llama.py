@@ -14,7 +14,7 @@ import pytest
 from planforge.exporter import export
 from planforge.exporter.checkpoints.checkpoint import Checkpoint
 from planforge.exporter.checkpoints.source import Source
-from planforge.exporter.imported.optimum import has_reference_model
+from planforge.exporter.imported.architectures import has_reference_model
 from planforge.runtime import TextGenerator
 
 from ..helpers.llamas import LLAMAS, NEW, WINDOW, Reference, list_dialects, shallow_llama, tiny_llama
@@ -143,10 +143,10 @@ def test_a_long_context_is_cut_and_said(tmp_path: Path, caplog: pytest.LogCaptur
     assert Checkpoint(checkpoint.source, max_length=8192).choices.max_length == 8192
 
 
-def test_language_models_are_ours_and_other_classes_optimums(tmp_path: Path) -> None:
+def test_models_are_ours_by_their_type(tmp_path: Path) -> None:
     tiny_llama(tmp_path, "llama 2")
     assert has_reference_model(tmp_path)
     edit_json(tmp_path / "config.json", architectures=["LlamaForSequenceClassification"])
-    assert not has_reference_model(tmp_path)
+    assert has_reference_model(tmp_path)
     edit_json(tmp_path / "config.json", model_type="mixtral", architectures=["MixtralForCausalLM"])
     assert not has_reference_model(tmp_path)

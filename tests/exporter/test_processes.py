@@ -271,6 +271,39 @@ def test_a_signal_that_python_lost_does_not_silence_the_next() -> None:
     assert done.returncode == -signal.SIGINT
 
 
+REPLACES_IT = """
+import signal, torch, typer
+from planforge.exporter.processes import end_children_on_signals
+from planforge.runtime.apps.commands.console import end_with_exit_code
+
+class Interrupted:
+    def __len__(self):
+        return 1
+
+    def __getitem__(self, place):
+        signal.raise_signal(signal.SIGTERM)
+
+try:
+    with end_children_on_signals(), end_with_exit_code(typer.Context(typer.core.TyperGroup())):
+        try:
+            torch.tensor(Interrupted())
+        except ValueError as error:
+            print(error, error.__context__)
+            raise
+except typer.Exit as error:
+    raise SystemExit(error.exit_code)
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="its signals end a process at once")
+def test_an_error_that_replaces_an_interrupt_counts_as_the_interrupt() -> None:
+    """torch.tensor drops what the sequence that it reads raises, and raises a ValueError."""
+    command = [sys.executable, "-c", REPLACES_IT]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE)
+    assert done.stdout == "could not determine the shape of object type 'Interrupted' None\n", done.stderr
+    assert (done.returncode, done.stderr) == (143, "terminated; nothing was changed\n")
+
+
 def test_children_may_be_started_while_others_are_counted() -> None:
     """Each start forgets the children that have ended, in whichever thread: the set must not change."""
     failures: list[BaseException] = []

@@ -7,11 +7,11 @@ import contextlib
 import functools
 import json
 import os
-import select
 import shutil
 import subprocess
 import time
 from collections.abc import Generator, Iterator
+from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
@@ -113,7 +113,7 @@ class Browser:
                 yield message
                 break
             else:
-                if not select.select([self._answers], [], [], seconds)[0]:
+                if not wait([self._answers], seconds):
                     return
                 read = os.read(self._answers, 1 << 20)
                 if not read:

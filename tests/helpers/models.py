@@ -303,27 +303,73 @@ def paper_table(length: int, E: int, positions: str = "interleaved") -> Tensor:
     return torch.from_numpy(table).float()
 
 
+class EncoderLayerFromNorm(nn.TransformerEncoderLayer):
+    """The sum of attention begins at what is normalized; that of the feed-forward does not."""
+
+    def forward(
+        self,
+        src: Tensor,
+        src_mask: Tensor | None = None,
+        src_key_padding_mask: Tensor | None = None,
+        is_causal: bool = False,
+    ) -> Tensor:
+        x: Tensor = self.norm1(src)
+        x = x + self._sa_block(x, src_mask, src_key_padding_mask)
+        return x + self._ff_block(self.norm2(x))
+
+
+class DecoderLayerFromNorm(nn.TransformerDecoderLayer):
+    """Every sum begins at what is normalized."""
+
+    def forward(
+        self,
+        tgt: Tensor,
+        memory: Tensor,
+        tgt_mask: Tensor | None = None,
+        memory_mask: Tensor | None = None,
+        tgt_key_padding_mask: Tensor | None = None,
+        memory_key_padding_mask: Tensor | None = None,
+        tgt_is_causal: bool = False,
+        memory_is_causal: bool = False,
+    ) -> Tensor:
+        x: Tensor = self.norm1(tgt)
+        x = x + self._sa_block(x, tgt_mask, tgt_key_padding_mask)
+        x = self.norm2(x)
+        x = x + self._mha_block(x, memory, memory_mask, memory_key_padding_mask)
+        x = self.norm3(x)
+        return x + self._ff_block(x)
+
+
 def torch_reference(model: Transformer) -> nn.Transformer:
     """PyTorch's own Transformer with our weights; its decoder, where it has a norm, is the stock one."""
     c = model.config
     common: dict[str, Any] = {
         **{"dropout": 0.0, "activation": c.activation, "layer_norm_eps": c.layer_norm_eps},
-        **{"batch_first": True, "norm_first": c.norm_first},
+        **{"batch_first": True, "norm_first": c.norm_first, "bias": c.bias},
     }
+    of_encoder, of_decoder = nn.TransformerEncoderLayer, nn.TransformerDecoderLayer
+    if c.residual_from_norm:
+        of_encoder, of_decoder = EncoderLayerFromNorm, DecoderLayerFromNorm
     encoder = nn.TransformerEncoder(
-        nn.TransformerEncoderLayer(c.d_model, c.encoder_heads, c.encoder_ffn, **common),
+        of_encoder(c.d_model, c.encoder_heads, c.encoder_ffn, **common),
         c.encoder_layers,
-        nn.LayerNorm(c.d_model, c.layer_norm_eps) if c.final_norms else None,
+        nn.LayerNorm(c.d_model, c.layer_norm_eps, bias=c.bias) if c.final_norms is True else None,
         enable_nested_tensor=False,
     )
-    layer = nn.TransformerDecoderLayer(c.d_model, c.decoder_heads, c.decoder_ffn, **common)
+    layer = of_decoder(c.d_model, c.decoder_heads, c.decoder_ffn, **common)
+    norm = (
+        nn.LayerNorm(c.d_model, c.layer_norm_eps, bias=c.bias)
+        if c.residual_from_norm and c.final_norms
+        else None
+    )
+    own = None if c.final_norms and norm is None else nn.TransformerDecoder(layer, c.decoder_layers, norm)
     reference = nn.Transformer(
         c.d_model,
         c.decoder_heads,
         num_decoder_layers=c.decoder_layers,
         dim_feedforward=c.decoder_ffn,
         custom_encoder=encoder,
-        custom_decoder=None if c.final_norms else nn.TransformerDecoder(layer, c.decoder_layers),
+        custom_decoder=own,
         **common,
     )
     reference.load_state_dict(torch_weights(model))
@@ -332,7 +378,7 @@ def torch_reference(model: Transformer) -> nn.Transformer:
 
 def torch_weights(model: Transformer) -> dict[str, Tensor]:
     """The encoder's and the decoder's weights, as `torch.nn.Transformer` names and joins them."""
-    found: dict[str, Tensor] = dict(model.named_parameters())
+    found: dict[str, Tensor] = dict(model.named_parameters(remove_duplicate=False))
     weights = {}
     for name, parameter in found.items():
         if not name.startswith(("encoder.", "decoder.")):
@@ -354,10 +400,12 @@ def embedded(model: Transformer, side: str, ids: Tensor) -> Tensor:
     config = model.config
     embeddings = getattr(model, side)
     words = embeddings.words.weight[ids] * (math.sqrt(config.d_model) if config.scale_embedding else 1)
+    if side == "target" and not config.target_positions:
+        return words  # type: ignore[no-any-return]
     if config.positions == "learned":
         table = embeddings.positions.weight
     else:
-        table = paper_table(config.max_positions, config.d_model, config.positions)
+        table = paper_table(ids.shape[1], config.d_model, config.positions)
     return words + table[: ids.shape[1]]  # type: ignore[no-any-return]
 
 

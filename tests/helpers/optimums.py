@@ -14,8 +14,8 @@ from .paths import DEMOS, ROOT
 
 OPTIMUM_PYTHON = ROOT / "build/optimum-venv/bin/python"
 KEPT = ROOT / "build/optimum-exports"
-SCRIPT = ROOT / "tests/helpers/optimum_exports.py"
-READ = (SCRIPT, ROOT / "tests/optimum_requirements.txt", DEMOS / "gpt2-demo/tokenizer.json")
+SCRIPTS = [ROOT / f"tests/helpers/{name}.py" for name in ("optimum_exports", "random_checkpoints")]
+READ = (*SCRIPTS, ROOT / "tests/optimum_requirements.txt", DEMOS / "gpt2-demo/tokenizer.json")
 
 
 def write_optimums_exports(folder: Path, *names: str) -> None:
@@ -29,8 +29,8 @@ def write_optimums_exports(folder: Path, *names: str) -> None:
         digest.update(path.read_bytes() if path.is_file() else b"")
     kept = KEPT / digest.hexdigest()[:16]
     if not kept.exists():
-        command = [str(OPTIMUM_PYTHON), str(SCRIPT), str(folder), *names]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        command = [str(OPTIMUM_PYTHON), "-m", "tests.helpers.optimum_exports", str(folder), *names]
+        done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
         assert done.returncode == 0, done.stderr[-2000:]
         partial = Path(shutil.copytree(folder, kept.with_suffix(f".{os.getpid()}")))
         partial.rename(kept)

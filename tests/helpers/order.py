@@ -30,6 +30,8 @@ LONGEST = (
     "exporter/fitting/test_fitting.py",
     "exporter/verification/test_bisect.py",
     "exporter/test_export.py",
+    "exporter/test_adapters.py",
+    "exporter/imported/test_transformers.py",
     "exporter/verification/test_encoders.py",
     "commands/test_encoders.py",
     "exporter/imported/test_optimum.py",

@@ -58,7 +58,7 @@ class PlantedBundle:
         self.family = family
         source = find_recorded_source(Bundle.open(folder))
         assert source is not None
-        self.source = source.folder
+        self.source = source.origin or source.folder
         self.folder = Path(shutil.copytree(folder, copy))
         self.manifest = Bundle.open(self.folder).manifest
 

@@ -134,7 +134,7 @@ def test_the_masked_word_head_gives_the_chosen_rows_alone() -> None:
     wanted = expected(reference, inputs)["masked_lm"].flatten(0, 1)
     x = ours(**inputs)["last_hidden_state"]
     rows = torch.tensor([41, 0, 19, 41])
-    got = ours.head_outputs(x, torch.ones_like(inputs["input_ids"]), rows)
+    got = ours.head_outputs(x, torch.ones_like(inputs["input_ids"]), rows=rows)
     assert got["masked_lm"].shape == (4, 96)
     torch.testing.assert_close(got["masked_lm"], wanted[rows], rtol=0, atol=LIMIT)
 

@@ -1,4 +1,4 @@
-"""transformer-demo: its made-up dates mean what they say, and the trained model reads held-out ones."""
+"""The demos that read dates: made-up dates mean what they say, and the models read held-out ones."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import re
 from datetime import date, datetime
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -15,9 +16,10 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
 from planforge.exporter.checkpoints.source import DEMOS
-from planforge.models import Transformer, load_model
+from planforge.models import load_model
 from planforge.models.demos import dates
 from planforge.models.demos.dates import FORMATS, held_out, held_out_sample, training_pairs, write
+from planforge.models.demos.train_recurrent_demo import RecurrentDateModel
 from planforge.models.demos.train_transformer_demo import (
     MAX_POSITIONS,
     PROMPT_FORMATS,
@@ -27,7 +29,8 @@ from planforge.models.demos.train_transformer_demo import (
     target_tokenizer,
 )
 
-DEMO = DEMOS / "transformer-demo"
+MODELS: dict[str, type[DateModel]] = {"transformer-demo": DateModel, "recurrent-demo": RecurrentDateModel}
+MOST_BYTES = {"transformer-demo": 4_000_000, "recurrent-demo": 2_000_000}
 
 # What Python's own reader makes of each format, once `plain` has taken the words and the dots away.
 PATTERNS = {
@@ -210,14 +213,18 @@ def test_the_target_is_written_without_special_tokens() -> None:
     assert tokenizer.encode("1a").tokens == ["1", "<unk>", "</s>"]
 
 
+@pytest.fixture(scope="module", params=MODELS)
+def folder(request: pytest.FixtureRequest) -> Path:
+    return DEMOS / str(request.param)
+
+
 @pytest.fixture(scope="module")
-def demo() -> DateModel:
-    model = load_model(DEMO)
-    assert isinstance(model, Transformer)
+def demo(folder: Path) -> DateModel:
+    model: Any = load_model(folder)
     source, target = (
-        Tokenizer.from_file(str(DEMO / f"tokenizer.{side}.json")) for side in ("source", "target")
+        Tokenizer.from_file(str(folder / f"tokenizer.{side}.json")) for side in ("source", "target")
     )
-    return DateModel(model, source, target)
+    return MODELS[folder.name](model, source, target)
 
 
 def test_the_trained_model_reads_held_out_dates(demo: DateModel) -> None:
@@ -227,16 +234,16 @@ def test_the_trained_model_reads_held_out_dates(demo: DateModel) -> None:
     assert len(wrong) <= 0.005 * len(sample), wrong
 
 
-def test_the_folder_is_what_the_script_writes(demo: DateModel) -> None:
+def test_the_folder_is_what_the_script_writes(demo: DateModel, folder: Path) -> None:
     assert demo.source.to_str() == source_tokenizer().to_str()
     assert demo.target.to_str() == target_tokenizer().to_str()
     wanted = "".join(held_out_sample(name, 1, SEED)[0][0] + "\n" for name in PROMPT_FORMATS)
-    assert (DEMO / "prompts.txt").read_text(encoding="utf-8") == wanted
-    assert sum(path.stat().st_size for path in DEMO.iterdir()) <= 4_000_000
+    assert (folder / "prompts.txt").read_text(encoding="utf-8") == wanted
+    assert sum(path.stat().st_size for path in folder.iterdir()) <= MOST_BYTES[folder.name]
 
 
-def test_the_recorded_figures_are_of_all_formats() -> None:
-    held_out_figures = json.loads(Path(DEMO, "training.json").read_text(encoding="utf-8"))["held_out"]
+def test_the_recorded_figures_are_of_all_formats(folder: Path) -> None:
+    held_out_figures = json.loads(Path(folder, "training.json").read_text(encoding="utf-8"))["held_out"]
     by_format = held_out_figures["exact_match_by_format"]
     assert list(by_format) == list(FORMATS)
     assert held_out_figures["exact_match"] == pytest.approx(

@@ -148,7 +148,7 @@ def test_older_names_of_settings(tmp_path: Path) -> None:
         ({"layer_types": ["full_attention"]}, "for each of 4 layers"),
         ({"layer_types": ["chunked_attention"] * 4}, "chunked_attention"),
         ({"architectures": ["ModernBertForTokenClassification"]}, "no token_classification head"),
-        ({"architectures": ["ModernBertForMultipleChoice"]}, "is not exported"),
+        ({"architectures": ["ModernBertForMultipleChoice"]}, "no sequence_classification head"),
     ],
 )
 def test_what_is_not_known_is_named(settings: dict[str, Any], said: str, tmp_path: Path) -> None:

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import json
+import pickle
 import re
 import shlex
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import transformers
+from safetensors.torch import save_file
 from transformers.models.auto import configuration_auto, modeling_auto
 
 from planforge.exporter.checkpoints.source import resolve_source
@@ -224,3 +227,30 @@ def test_an_adapter_is_named_with_the_way_to_merge_it(with_model: bool, tmp_path
         resolve_source(tmp_path)
     with pytest.raises(ValueError, match="merge_and_unload"):
         load_model(tmp_path)
+
+
+def save_pickle(path: Path) -> None:
+    torch.save({"weight": torch.zeros(1)}, path)
+
+
+OTHER_FILES: dict[str, tuple[Callable[[Path], object], str]] = {
+    "model.safetensors": (lambda path: save_file({"weight": torch.zeros(1)}, path), "give the folder that"),
+    "config.json": (lambda path: path.write_text("{}"), "give the folder that holds it"),
+    "sd.safetensors": (
+        lambda path: save_file({"model.diffusion_model.a": torch.zeros(1)}, path), "from_single_file"
+    ),
+    "model.onnx": (lambda path: path.write_bytes(b"\x08\x08"), "planforge import FOLDER"),
+    "model.pt": (save_pickle, "it may run code"),
+    "pytorch_model.bin": (save_pickle, "it may run code"),
+    "old_model.bin": (lambda path: path.write_bytes(pickle.dumps({})), "it may run code"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", OTHER_FILES)
+def test_a_file_that_is_no_word_vectors_is_named(name: str, tmp_path: Path) -> None:
+    write, words = OTHER_FILES[name]
+    write(tmp_path / name)
+    with pytest.raises(CheckpointError, match="no word vectors") as caught:
+        resolve_source(tmp_path / name)
+    assert name in str(caught.value) and words in str(caught.value)
+    assert "\n" not in str(caught.value)

@@ -87,6 +87,19 @@ def test_transformers_reads_a_saved_encoder(tmp_path: Path, architecture: str) -
     assert_same_weights(load_model(tmp_path / "after"), model)
 
 
+@pytest.mark.parametrize("kind", ["Bert", "DistilBert", "XLMRoberta"])
+def test_transformers_reads_what_rates_choices(tmp_path: Path, kind: str) -> None:
+    is_roberta = kind == "XLMRoberta"
+    options = {"pad_token_id": 1} if is_roberta else {}
+    reference: Any = tiny_bert(tmp_path / "before", f"{kind}ForMultipleChoice", **options)
+    model_type = "roberta" if is_roberta else None
+    save_model(load_model(tmp_path / "before"), tmp_path / "after", model_type)  # type: ignore[arg-type]
+    again: Any = transformers.AutoModelForMultipleChoice.from_pretrained(tmp_path / "after").eval()
+    ids = torch.arange(40).reshape(1, 2, 20) + 5
+    with torch.inference_mode():
+        torch.testing.assert_close(again(ids).logits, reference(ids).logits, rtol=0, atol=LIMIT)
+
+
 def test_an_untied_head_keeps_its_weight_and_both_biases(tmp_path: Path) -> None:
     reference = tiny_bert(tmp_path / "before", "BertForMaskedLM", tie_word_embeddings=False)
     save_model(load_model(tmp_path / "before"), tmp_path / "after")  # type: ignore[arg-type]
@@ -142,7 +155,8 @@ def refusal(tmp_path: Path, model: Any, *how: Any, **more: Any) -> str:
 def test_a_model_that_no_type_has_is_refused_with_the_reason(tmp_path: Path) -> None:
     model = Llama(replace(SMALL_LLAMA, logits_softcap=3.0))
     assert refusal(tmp_path, model, "llama") == (
-        "this Llama cannot be saved as llama: logits_softcap would be read as None, not 3.0"
+        "this Llama cannot be saved as llama: logits_softcap would be read as None, not 3.0. Train such a"
+        " model with transformers' Trainer, and export the folder that it writes"
     )
     assert "cannot be saved as" in refusal(tmp_path, model)
     assert refusal(tmp_path, model, "phi3") == f"model_type='phi3' is not one of {', '.join(SAVED_TYPES)}"

@@ -26,11 +26,11 @@ from sentence_transformers.sentence_transformer.modules import (
 from torch import Tensor, nn
 
 from planforge.models import Encoder
-from planforge.models.checkpoint import load_model
+from planforge.models.checkpoint import describe, load_model
 from planforge.models.sentence_transformers import SentenceModules, read_modules
 
 from ..helpers.encoders import save_tiny_encoder
-from ..helpers.models import edit_json, edit_weights, tiny_bert, tiny_gpt2, write_wordpiece
+from ..helpers.models import edit_json, edit_weights, tiny_bert, write_wordpiece
 
 LIMIT = 1e-5
 FAR = 1e-2  # vectors of different texts, or of other modules, differ by more
@@ -153,7 +153,7 @@ def refusal(folder: Path) -> str:
 def test_pooling_equals_encode(plain: Path, folder: Path, mode: Any) -> None:
     wanted = assert_equal_vectors(folder, saved(plain, folder, Pooling(32, mode)))
     assert wanted.shape == (5, 32 if isinstance(mode, str) else 32 * len(mode))
-    config = modules_of(folder).config
+    config = modules_of(folder).sentence
     assert config is not None
     assert config.pooling == ((mode,) if isinstance(mode, str) else mode)
 
@@ -208,7 +208,7 @@ def test_each_activation_is_another(plain: Path, folder: Path) -> None:
 
 def test_dense_without_bias(plain: Path, folder: Path) -> None:
     assert_equal_vectors(folder, saved(plain, folder, Pooling(32), Dense(32, 16, bias=False)))
-    config = modules_of(folder).config
+    config = modules_of(folder).sentence
     assert config is not None
     assert [getattr(layer, "bias", None) for layer in config.layers] == [False]
 
@@ -258,7 +258,7 @@ def test_pooling_by_flags(plain: Path, folder: Path, modes: list[str]) -> None:
     (folder / "1_Pooling" / "config.json").write_text(json.dumps(flags(modes)))
     wanted = assert_equal_vectors(folder, read_back(folder))
     assert wanted.shape == (5, 32 * max(1, len(modes)))
-    config = modules_of(folder).config
+    config = modules_of(folder).sentence
     assert config is not None and (len(modes) != 1 or config.pooling == tuple(modes))
 
 
@@ -416,7 +416,60 @@ def test_weights_of_a_dense_layer_are_checked(plain: Path, folder: Path) -> None
     assert f"{folder / '2_Dense'} has neither model.safetensors" in refusal(folder)
 
 
-def test_a_decoder_is_refused_by_name(plain: Path, folder: Path) -> None:
+def test_a_model_that_reads_no_texts_is_refused_by_name(plain: Path, folder: Path) -> None:
     saved(plain, folder, Pooling(32))
-    tiny_gpt2(folder)
-    assert "must have an encoder, not gpt2" in refusal(folder)
+    edit_json(folder / "config.json", model_type="recurrent")
+    assert "must have an encoder or a decoder, not recurrent" in refusal(folder)
+
+
+def test_orders_and_routes_that_are_not_supported(tmp_path: Path) -> None:
+    from ..helpers.retrieval_folders import write_folder
+
+    folder = write_folder("router", tmp_path / "router")
+    path = folder / "router_config.json"
+    written = json.loads(path.read_text())
+    for changes, words in (
+        ({"structure": {"query": written["structure"]["query"]}}, r"has the routes \['query'\] and"),
+        ({"parameters": {"default_route": "query"}}, "default_route='query'; only 'document' is supported"),
+        ({"parameters": {"route_mappings": {"a": "query"}}}, "route_mappings={'a': 'query'}; supported are"),
+    ):
+        path.write_text(json.dumps({**written, **changes}))
+        with pytest.raises(ValueError, match=words):
+            describe(folder)
+    path.write_text(json.dumps(written))
+    other = written["structure"]["document"]
+    path.write_text(json.dumps({**written, "structure": {"query": other[:1], "document": other}}))
+    with pytest.raises(ValueError, match="only 'sequence-classification' is supported"):
+        describe(folder)
+
+
+@pytest.mark.parametrize(
+    ("file", "changes", "words"),
+    [
+        ("1_SpladePooling", {"pooling_strategy": "mean"}, "pooling_strategy='mean'; supported are relu"),
+        ("1_SpladePooling", {"activation_function": "gelu"}, "sets activation_function='gelu' and"),
+    ],
+)
+def test_settings_of_splade(tmp_path: Path, file: str, changes: dict[str, Any], words: str) -> None:
+    from ..helpers.retrieval_folders import write_folder
+
+    folder = write_folder("splade", tmp_path / "splade")
+    edit_json(folder / file / "config.json", **changes)
+    with pytest.raises(ValueError, match=words):
+        describe(folder)
+
+
+def test_pickled_heads_are_told_and_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    from planforge.exporter.checkpoints.checkpoint import Checkpoint
+    from planforge.exporter.checkpoints.source import Source
+
+    from ..helpers.retrieval_folders import write_folder
+
+    folder = write_folder("bge-m3", tmp_path / "bge-m3")
+    for name in ("sparse_linear", "colbert_linear"):
+        (folder / f"{name}.safetensors").rename(folder / f"{name}.pt")
+    with caplog.at_level("WARNING", logger="planforge"):
+        checkpoint = Checkpoint(Source("folder", str(folder), folder))
+    assert list(checkpoint.config.list_vectors()) == ["sentence_embedding"]
+    told = [record.message for record in caplog.records if "is a pickle" in record.message]
+    assert len(told) == 2 and "weights_only=True" in told[0]

@@ -121,6 +121,13 @@ def test_it_equals_pytorchs_own(norm_first: bool, final_norms: bool, activation:
         {"encoder_heads": 1, "decoder_heads": 32},
         {"encoder_heads": 3, "decoder_heads": 1, "d_model": 33, "encoder_ffn": 1},
         {"encoder_layers": 1, "decoder_layers": 1, "output_bias": True},
+        {"final_norms": "decoder"},
+        {"share_layers": True},
+        {"share_layers": True, "final_norms": "decoder", "target_positions": False},
+        {"target_positions": False},
+        {"bias": False},
+        {"norm_first": True, "residual_from_norm": True, "final_norms": True},
+        {"norm_first": True, "residual_from_norm": True, "final_norms": True, "bias": False},
         {"share_embeddings": True, "tie_word_embeddings": True, "target_vocab_size": 60},
     ],
     ids=str,
@@ -130,7 +137,8 @@ def test_each_setting_shows_and_is_pytorchs(settings: dict[str, Any]) -> None:
     usual = random_transformer()
     batch = a_batch(model)
     assert_as_expected(model, batch, {}, {})
-    if not {"d_model", "encoder_layers", "share_embeddings"} & set(settings):  # else there are other weights
+    others = {"d_model", "encoder_layers", "share_embeddings", "share_layers"}  # which have other weights
+    if not others & set(settings):
         usual.load_state_dict(model.state_dict(), strict=False)
         assert distance(model(*batch), usual(*batch)) > FAR
 

@@ -20,6 +20,7 @@ SIZES, SWITCHES = (
         ("decoder_heads", 5),
         *(("activation", value) for value in ("mish", ["gelu"], None)),
         *(("positions", value) for value in ("rotary", ["learned"], None, "Learned")),
+        *(("final_norms", value) for value in ("encoder", 1)),
         *(("layer_norm_eps", value) for value in (-1e-5, math.nan, math.inf, "1e-5", None, True)),
     ],
 )
@@ -31,3 +32,8 @@ def test_a_config_that_makes_no_sense_is_refused_by_name(name: str, value: objec
 def test_one_embedding_needs_one_vocabulary() -> None:
     with pytest.raises(ValueError, match="source_vocab_size=60 and target_vocab_size=50 must be equal"):
         TransformerConfig(source_vocab_size=60, target_vocab_size=50, share_embeddings=True)
+
+
+def test_a_residual_from_the_norm_needs_norms_that_come_first() -> None:
+    with pytest.raises(ValueError, match="residual_from_norm is for norm_first, which is false"):
+        TransformerConfig(residual_from_norm=True)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import gc
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import pytest
@@ -26,23 +26,13 @@ from planforge.runtime import (
 from planforge.runtime.asynchronous.loop_calls import get_loop_calls
 from planforge.runtime.asynchronous.model import run_in_thread
 
+from ..helpers.event_loop import run, wait_until
 from ..helpers.patience import PATIENCE
 from ..helpers.results import assert_equal
 from ..helpers.serving import HeldTokens
 
-T = TypeVar("T")
 TEXTS = ["hello world", "the plan is it", "a friend"]
 PAIRS = [("hello", "world"), ("the plan", "is it")]
-
-
-def run(main: Coroutine[Any, Any, T]) -> T:
-    """Run a test's coroutine, but not for ever."""
-    return asyncio.run(asyncio.wait_for(main, PATIENCE))
-
-
-async def wait_until(holds: Callable[[], bool]) -> None:
-    while not holds():
-        await asyncio.sleep(0.001)
 
 
 async def wait_until_idle(model: AsyncTextGenerator) -> None:

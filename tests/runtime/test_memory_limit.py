@@ -208,10 +208,13 @@ def test_a_model_with_a_limit_is_freed_without_close(demo_bundle: Path) -> None:
         gc.enable()
 
 
+@pytest.mark.parametrize(
+    ("bundle", "texts"), [("marian_bundle", SENTENCES[:2]), ("recurrent_bundle", ["sutskever", "cho"])]
+)
 def test_a_sources_memory_is_held_before_it_is_encoded(
-    marian_bundle: Path, monkeypatch: pytest.MonkeyPatch
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, bundle: str, texts: list[str]
 ) -> None:
-    with Translator.load(marian_bundle, memory_limit=2**40) as model:
+    with Translator.load(request.getfixturevalue(bundle), memory_limit=2**40) as model:
         encode = model.encoder.encode
         budget = model.decoder.budget
         held: list[int] = []
@@ -226,7 +229,7 @@ def test_a_sources_memory_is_held_before_it_is_encoded(
             return context
 
         monkeypatch.setattr(model.encoder, "encode", recording)
-        model.translate(SENTENCES[:2], num_beams=2, max_new_tokens=9, batch_size=2)
+        model.translate(texts, num_beams=2, max_new_tokens=9, batch_size=2)
         rows = 2 * (2 if len(held) == 1 else 1)
         step = count_batch_bytes(model.decoder.config, rows, 9, "decoder")
         logits = 4 * rows * model.decoder.config["target_vocab_size"]

@@ -160,6 +160,30 @@ def test_a_translators_encoder_beams_and_source_count(dates_bundle: Path) -> Non
             assert need.weights == sum((dates_bundle / name).stat().st_size for name in encoder.data)
 
 
+def test_a_recurrent_translators_states_count(recurrent_bundle: Path) -> None:
+    """A state has no length; beams have states of their own, and each source those that it begins with."""
+    manifest, (decoder,) = find(recurrent_bundle, "decoder.portable.fp32")
+    encoder = manifest.artifact("encoder.portable.fp32")
+    assert manifest.generation is not None
+    manifest = dataclasses.replace(manifest, generation=dataclasses.replace(manifest.generation, num_beams=3))
+    config = manifest.config
+    memory = 2 * config["encoder_size"]
+    size = config["decoder_size"]
+    keys = config["attention_size"]
+    states = config["decoder_layers"] * size
+    # What a layer reads, thrice; three gates; its states, thrice; and keys.
+    token = 3 * memory + 3 * memory + 3 * memory + keys
+    # The longest source's additive scores: sum and tanh of each key, and the scores twice.
+    scores = config["max_positions"] * (2 * keys + 2)
+    row = 3 * (config["embedding_size"] + memory + size) + 4 * 3 * size + scores
+    for batch, length in ((1, 1), (4, 20)):
+        rows = 3 * batch
+        need = sum_memory(manifest, [decoder, encoder], batch, length, True)
+        assert need.cache == 4 * (2 * rows * states + batch * (states + length * (memory + keys)))
+        words = 4 * rows * config["target_vocab_size"]
+        assert need.activations == 4 * batch * length * token + 4 * rows * row + words
+
+
 def test_a_decoders_sum_is_what_its_run_needs(demo_bundle: Path) -> None:
     need = sum_memory(*find(demo_bundle, "decoder.ort.fp32"), 3, 200, True)
     options: Any = {"precision": "fp32", "memory_limit": need.total - 1}

@@ -9,8 +9,11 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+
+from ..helpers.models import edit_json
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="/proc/self/status is Linux's")
 
@@ -62,6 +65,39 @@ PICTURES = """
     batch = PictureBatch(1, True, 2, side, side, model.max_length, **options)
     print(json.dumps([count_picture_bytes(model.bundle.manifest.config, batch, 4), after - before]))
 """
+# Eight of the longest sources, four beams each.
+RECURRENT = """
+    from planforge.runtime.memory_needs import sum_memory
+    model.decoder.start(1, 2, model.encoder.prepare([[5]])).decode([5])
+    ctypes.CDLL(None).malloc_trim(0)
+    before = read()
+    run = model.decoder.start(32, 2, model.encoder.prepare([[5] * 256] * 8))
+    run.decode([5] * 32)
+    after = read()
+    graphs = [model.decoder.artifact, model.encoder.artifact]
+    need = sum_memory(model.bundle.manifest, graphs, 8, 256, True)
+    print(json.dumps([need.cache + need.activations, after - before]))
+"""
+
+
+@pytest.fixture(scope="module")
+def wide_recurrent_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A GRU of two directions with additive attention, wide enough that its runs take far more than noise."""
+    from planforge.exporter import export
+
+    from ..helpers.recurrent import write_recurrent
+
+    folder = tmp_path_factory.mktemp("wide")
+    sizes: dict[str, Any] = {
+        "encoder_size": 256,
+        "decoder_size": 256,
+        "attention_size": 512,
+        "max_positions": 256,
+    }
+    checkpoint = write_recurrent(folder / "checkpoint", **sizes, encoder_layers=1, decoder_layers=1)
+    edit_json(checkpoint / "generation_config.json", num_beams=4)
+    options: dict[str, Any] = {"precision": ["fp32"], "target": ["cpu"], "max_batch": 32, "verify": False}
+    return export(checkpoint, folder / "bundle", **options).bundle
 
 
 def measure(bundle: Path, work: str, limit: int = 0) -> tuple[int, int]:
@@ -78,8 +114,13 @@ def measure(bundle: Path, work: str, limit: int = 0) -> tuple[int, int]:
 
 @pytest.mark.parametrize(
     ("bundle", "work"),
-    [("minilm_bundle", ENCODER), ("demo_bundle", DECODER), ("picture_bundle", PICTURES)],
-    ids=["encoder", "decoder", "pictures"],
+    [
+        ("minilm_bundle", ENCODER),
+        ("demo_bundle", DECODER),
+        ("picture_bundle", PICTURES),
+        ("wide_recurrent_bundle", RECURRENT),
+    ],
+    ids=["encoder", "decoder", "pictures", "recurrent"],
 )
 def test_what_is_counted_bounds_what_is_taken(request: pytest.FixtureRequest, bundle: str, work: str) -> None:
     """With memory patterns, or scores that count once, it would be more."""

@@ -19,8 +19,11 @@ WORDS_TOO = {
     "clip",
     "oss",
     "seed",
+    "static",
     "text",
     "transformer",
+    "vectors",
+    "word",
 }  # that names of families share with everything else
 WORDS = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])")  # of names in snake case and in camel case
 

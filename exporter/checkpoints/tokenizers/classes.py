@@ -35,7 +35,8 @@ MPNET_NAMES = {**ROBERTA_NAMES, "unk": "[UNK]"}
 GEMMA_NAMES = {"bos": "<bos>", "eos": "<eos>", "unk": "<unk>", "pad": "<pad>", "mask": "<mask>"}
 END = "<|endoftext|>"
 CLIP_NAMES = {"bos": "<|startoftext|>", **dict.fromkeys(("eos", "unk", "pad"), END)}
-WORD_END = "</w>"  # of CLIP's tokens that end a word
+GPT1_NAMES = {"unk": "<unk>"}
+WORD_END = "</w>"  # of CLIP's and GPT-1's tokens that end a word
 FLAGS = {
     "add_prefix_space",
     "do_lower_case",
@@ -64,6 +65,7 @@ USUAL = {
     "albert": "Albert",
     "clip": "CLIP",
     "mpnet": "MPNet",
+    "openai-gpt": "OpenAIGPT",
     "xlm-roberta": "XLMRoberta",
     "camembert": "Camembert",
 }
@@ -96,6 +98,13 @@ def cut_bert(tokenizer: tokenizers.Tokenizer, flags: Flags) -> None:
     )
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     tokenizer.decoder = decoders.WordPiece(prefix="##")
+
+
+def cut_gpt1(tokenizer: tokenizers.Tokenizer, flags: Flags) -> None:
+    """Set the steps of OpenAIGPTTokenizer, which lower-cases whatever the flags say."""
+    tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    tokenizer.decoder = decoders.BPEDecoder(suffix=WORD_END)
 
 
 def cut_gpt2(tokenizer: tokenizers.Tokenizer, flags: Flags) -> None:
@@ -268,7 +277,7 @@ def set_bpe(model: Model, names: Names) -> Model:
     return usual | dict.fromkeys(("fuse_unk", "byte_fallback", "ignore_merges"), False)
 
 
-def set_clip(model: Model, names: Names) -> Model:
+def set_word_end(model: Model, names: Names) -> Model:
     suffix = {"continuing_subword_prefix": "", "end_of_word_suffix": WORD_END}
     return set_bpe(model, names) | suffix | {"unk_token": names["unk"]}
 
@@ -302,13 +311,14 @@ OF_XLM_ROBERTA = Framing("bos", "eos", frame_xlm_roberta)
 CLASSES = {
     "Albert": TokenizerClass("Unigram", ALBERT_NAMES, cut_albert, OF_ALBERT, set_albert),
     "Bert": TokenizerClass("WordPiece", BERT_NAMES, cut_bert, OF_BERT, set_wordpiece),
-    "CLIP": TokenizerClass("BPE", CLIP_NAMES, cut_clip, OF_CLIP, set_clip, WORD_END),
+    "CLIP": TokenizerClass("BPE", CLIP_NAMES, cut_clip, OF_CLIP, set_word_end, WORD_END),
     "Camembert": TokenizerClass("Unigram", ROBERTA_NAMES, cut_xlm_roberta, OF_XLM_ROBERTA, set_camembert),
     "GPT2": TokenizerClass("BPE", dict.fromkeys(("bos", "eos", "unk"), END), cut_gpt2, None, set_bpe),
     "GPTNeoX": TokenizerClass("BPE", dict.fromkeys(("bos", "eos", "unk"), END), cut_gpt_neox, None, set_bpe),
     "Gemma": TokenizerClass("BPE", GEMMA_NAMES, cut_gemma, None, set_gemma),
     "Llama": TokenizerClass("BPE", LLAMA_NAMES, cut_llama, None, set_llama),
     "MPNet": TokenizerClass("WordPiece", MPNET_NAMES, cut_bert, OF_ROBERTA, set_wordpiece),
+    "OpenAIGPT": TokenizerClass("BPE", GPT1_NAMES, cut_gpt1, None, set_word_end, WORD_END),
     "Qwen2": TokenizerClass("BPE", dict.fromkeys(("eos", "pad", "unk"), END), cut_qwen2, None, set_bpe),
     "Roberta": TokenizerClass("BPE", ROBERTA_NAMES, cut_gpt2, OF_ROBERTA, set_bpe),
     "XLMRoberta": TokenizerClass("Unigram", ROBERTA_NAMES, cut_xlm_roberta, OF_XLM_ROBERTA, set_xlm_roberta),

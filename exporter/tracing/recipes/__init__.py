@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any, Protocol
 
-from . import decoder, encoder, image_text, images, transformer
+from . import decoder, encoder, image_text, images, retrieval, translation, word_vectors
 from .explanations import EXPLAIN, make_explanations
 from .recipe import Recipe, TraceOptions
 
@@ -24,7 +24,8 @@ class TaskRecipes(Protocol):
 
 
 RECIPES: dict[str, TaskRecipes] = {
-    recipes.TASK: recipes for recipes in (decoder, encoder, transformer, images, image_text)
+    recipes.TASK: recipes
+    for recipes in (decoder, encoder, translation, images, image_text, word_vectors, retrieval)
 }
 
 

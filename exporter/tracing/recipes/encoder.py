@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 Axes: TypeAlias = Mapping[str, tuple[Axis | int, ...]]
 
 TASK = ENCODING.name
+QUERIES = "query_encoder"  # the graph of an encoder that reads queries, where there is another for documents
 MAX_BATCH = 32  # where an export names none
 ROWS = 16  # masked words of a text, at most: a row of logits is as wide as the vocabulary
 EXAMPLE = {"batch": 2, "tokens": 5, "rows": 3}
@@ -32,6 +33,16 @@ def read_context(config: EncoderConfig) -> int:
 
 
 def make_recipes(config: EncoderConfig, choices: TraceOptions) -> dict[str, Recipe]:
+    recipes = make_encoder_recipes(config, choices, "encoder", "PortableEncoder")
+    if config.query is None:
+        return recipes
+    return recipes | make_encoder_recipes(config.query, replace(choices, outputs=()), QUERIES, "QueryEncoder")
+
+
+def make_encoder_recipes(
+    config: EncoderConfig, choices: TraceOptions, graph: str, module: str
+) -> dict[str, Recipe]:
+    """Return the recipes of one encoder's graph, which `module` makes."""
     layers, pooler_output = resolve_extra_outputs(config, choices.outputs)
     axes = list_axes(config, choices)
 
@@ -46,8 +57,9 @@ def make_recipes(config: EncoderConfig, choices: TraceOptions) -> dict[str, Reci
     if pooler_output:
         outputs.append(TensorSpec("pooler_output", "pooler_output", "float32", axes["pooler_output"]))
     inputs = [name for name in ROLES if name != "token_type_ids" or config.type_vocab_size]
-    wrap = wrap_model("PortableEncoder", layers, pooler_output)
-    return make_both_dialects(inputs, outputs, axes, 20, wrap)
+    if graph == QUERIES:
+        outputs = [replace(spec, name=f"query_{spec.name}") for spec in outputs]
+    return make_both_dialects(inputs, outputs, axes, 20, wrap_model(module, layers, pooler_output), graph)
 
 
 def list_axes(config: EncoderConfig, choices: TraceOptions) -> Axes:
@@ -75,6 +87,7 @@ def make_both_dialects(
     axes: Axes,
     opset: int,
     module: Callable[[Any], nn.Module] | None = None,
+    graph: str = "encoder",
 ) -> dict[str, Recipe]:
     """Return an encoder's recipes, given the names of its inputs; a masked_lm also gets logit_rows."""
     inputs = [TensorSpec(name, role, "int64", axes[role]) for name, role in ROLES.items() if name in names]
@@ -82,7 +95,7 @@ def make_both_dialects(
     if has_rows:
         inputs.append(TensorSpec("logit_rows", "logit_rows", "int64", axes["logit_rows"]))
     portable = Recipe(
-        graph="encoder",
+        graph=graph,
         dialect="portable",
         opset=opset,
         padding_side="right",
@@ -96,20 +109,20 @@ def make_both_dialects(
 
 
 def make_head_specs(config: EncoderConfig, axes: Axes) -> list[TensorSpec]:
-    """Return an output per head, with transformers' names."""
+    """Return an output per head, with transformers' names, and one for each vector of a text."""
     names = {"masked_lm": "prediction_logits", "next_sentence": "seq_relationship_logits"}
     specs = []
-    for head in config.heads:
+    for head in config.output_heads:
         if head == "question_answering":
             for end in ("start", "end"):
                 specs.append(TensorSpec(f"{end}_logits", f"{head}.{end}", "float32", axes[f"{head}.{end}"]))
         else:
-            name = names.get(head, "logits") if len(config.heads) > 1 else "logits"
+            name = names.get(head, "logits") if len(config.output_heads) > 1 else "logits"
             specs.append(TensorSpec(name, head, "float32", axes[head]))
-    if config.sentence is not None:
-        width = config.sentence.measure_vector(config.hidden_size)
-        pooled = (axes["pooler_output"][0], width)
-        specs.append(TensorSpec("sentence_embedding", "sentence_embedding", "float32", pooled))
+    named = dict(zip(("batch", "tokens"), axes["hidden"], strict=False))
+    for name, vector in config.list_vectors().items():
+        own = tuple(named[axis] if isinstance(axis, str) else axis for axis in vector)
+        specs.append(TensorSpec(name, name, "float32", own))
     return specs
 
 

@@ -6,7 +6,7 @@ They share the weights of the fp32 graphs, and are added to them: `load` runs th
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ....runtime.apps.explain.objectives import LENS_TOKENS
@@ -80,12 +80,13 @@ def make_explanations(task: str, config: Any, choices: TraceOptions) -> dict[str
 
 
 def explain_decoder(config: Any, tokens: Axis) -> Iterable[Recipe]:
-    layers = config.cache_sizes[0]
-    if hasattr(config, "n_embd"):
-        sizes = StackSizes(layers, config.n_head, config.n_embd, config.mlp_size)
-    else:
-        sizes = StackSizes(layers, config.num_attention_heads, config.hidden_size, config.intermediate_size)
-        sizes = replace(sizes, embeds=config.embedding_scale != 1)
+    sizes = StackSizes(
+        config.cache_sizes[0],
+        config.num_attention_heads,
+        config.hidden_size,
+        config.intermediate_size,
+        embeds=getattr(config, "embedding_scale", None) != 1,  # GPT-2 adds positions
+    )
     ids = make_spec("input_ids", BATCH, tokens, dtype="int64")
     embeddings = make_spec("embeddings", BATCH, tokens, sizes.width)
     yield make_recipe("layers", [ids], sizes.list_specs(tokens), wrap("LayersOfDecoder"))
@@ -94,6 +95,10 @@ def explain_decoder(config: Any, tokens: Axis) -> Iterable[Recipe]:
 
 
 def explain_transformer(config: Any, tokens: Axis) -> Iterable[Recipe]:
+    if config.is_recurrent:
+        raise InputError(
+            f"output {EXPLAIN!r} is for Transformers; cross_attentions shows what recurrent models attend to"
+        )
     source_tokens = Axis("source_tokens", tokens.min, tokens.opt, tokens.max)
     width = config.d_model
     source = StackSizes(
@@ -120,6 +125,13 @@ def explain_transformer(config: Any, tokens: Axis) -> Iterable[Recipe]:
 
 def explain_encoder(config: Any, tokens: Axis) -> Iterable[Recipe]:
     """Yield the recipes for a classifier or ranker, or for an encoder that gives a text's vector."""
+    from ....models.causal_encoder import CausalEncoderConfig  # loads torch
+
+    if isinstance(config, CausalEncoderConfig):  # by its states alone no token is told to be padding
+        raise InputError(
+            f"output {EXPLAIN!r} is not for decoders that classify texts; leave it out: occlusion explains"
+            " them without graphs of its own"
+        )
     others = set(config.heads) - {"sequence_classification"}
     if others:
         raise InputError(

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ....runtime.bundle.manifest import Axis, TensorSpec
-from .images import OPSET, wrap_part
-from .recipe import Recipe, TraceOptions, index_recipes
+from .images import OPSET, PARTS
+from .recipe import Recipe, TraceOptions, index_recipes, wrap_model
 
 if TYPE_CHECKING:
     from ....models.clip import ClipConfig
@@ -38,7 +38,7 @@ def make_recipes(config: ClipConfig, choices: TraceOptions) -> dict[str, Recipe]
             dialect=dialect,
             opset=OPSET,
             padding_side="right",
-            module=wrap_part(module),
+            module=wrap_model(module, home=PARTS),
             inputs=(read,),
             outputs=(TensorSpec(role, role, "float32", (batch, features)),),
             example={"batch": 2, "tokens": 7},

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ....runtime.bundle.manifest import Axis, TensorSpec
-from .recipe import Recipe, TraceOptions, index_recipes
+from .recipe import Recipe, TraceOptions, index_recipes, wrap_model
 
 if TYPE_CHECKING:
-    from torch import nn
-
     from ....models.stable_diffusion import StableDiffusionConfig
 
 TASK = "image-generation"
@@ -19,6 +16,7 @@ SIDES = ("height", "width")
 MAX_BATCH = 8
 MAX_SIZE = 128  # of latents: a picture of 1,024
 OPSET = 20
+PARTS = "picture_parts"  # the module of `tracing` that has them
 
 
 def read_context(config: StableDiffusionConfig) -> int:
@@ -75,22 +73,10 @@ def make_both_dialects(
         dialect="portable",
         opset=OPSET,
         padding_side="right",
-        module=wrap_part(module),
+        module=wrap_model(module, home=PARTS),
         inputs=tuple(inputs),
         outputs=tuple(outputs),
         example=example,
         constraints=tuple(constraints),
     )
     return portable, replace(portable, dialect="ort")
-
-
-def wrap_part(name: str) -> Callable[[Any], nn.Module]:
-    """Return a function that wraps a model in a class of `picture_parts`, imported late as it loads torch."""
-
-    def wrap(model: Any) -> nn.Module:
-        from .. import picture_parts
-
-        module: nn.Module = getattr(picture_parts, name)(model)
-        return module
-
-    return wrap

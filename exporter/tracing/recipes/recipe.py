@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from ....runtime.bundle.artifact import RECENT, TOTAL, WINDOW_TOTAL, has_role
@@ -53,17 +54,20 @@ class Recipe:
 
     @property
     def keeps_cache(self) -> bool:
-        """Return whether it runs on top of a past, as a decoder does."""
+        """Return whether it runs on top of keys and values of a past, as a decoder does."""
         return has_role(self.inputs, "past.")
 
+    @property
+    def keeps_state(self) -> bool:
+        """Return whether each of its steps replaces states of fixed size, as a recurrent decoder does."""
+        return has_role(self.inputs, "state.")
 
-def wrap_model(name: str, *choices: object) -> Callable[[Any], nn.Module]:
-    """Return a function that wraps a model in a class of `dialects`, imported late as it loads torch."""
+
+def wrap_model(name: str, *choices: object, home: str = "dialects") -> Callable[[Any], nn.Module]:
+    """Return a function that wraps a model in a class of a module of `tracing`, which loads torch."""
 
     def wrap(model: Any) -> nn.Module:
-        from .. import dialects
-
-        module: nn.Module = getattr(dialects, name)(model, *choices)
+        module: nn.Module = getattr(import_module(f"...{home}", __name__), name)(model, *choices)
         return module
 
     return wrap
@@ -97,6 +101,7 @@ class DecoderParts:
     inputs: tuple[TensorSpec, ...] = ()  # before the cache
     outputs: tuple[TensorSpec, ...] = ()  # behind the cache
     constraints: tuple[str, ...] = ()
+    has_positions: bool = True  # whether tokens' positions are added or turn anything
     windows: tuple[int | None, ...] = ()  # how many tokens each layer sees, if not all of them see all
 
 
@@ -118,10 +123,9 @@ def make_decoder_recipe(parts: DecoderParts, dialect: str) -> Recipe:
     if grows:
         cached = Axis("past", 0, min(parts.usual_tokens, length - 1), length - 1)
         total = Axis("total", 1, min(2 * parts.usual_tokens, length), length)
-        placing = [
-            TensorSpec("attention_mask", "mask", "int64", (batch, total)),
-            TensorSpec("position_ids", "positions", "int64", (batch, tokens)),
-        ]
+        placing = [TensorSpec("attention_mask", "mask", "int64", (batch, total))]
+        if parts.has_positions:
+            placing.append(TensorSpec("position_ids", "positions", "int64", (batch, tokens)))
     else:
         cached = total = Axis("slots", 1, length, length)
         placing = [TensorSpec("past_lengths", "past_lengths", "int32", (batch,))]

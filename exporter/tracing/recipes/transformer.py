@@ -41,6 +41,7 @@ MODULES = {
     "inplace": "InplaceTargetDecoder",
     "ort": "OrtTargetDecoder",
 }
+WITHOUT_POSITIONS = {"portable": "PortableTargetWithoutPositions"}  # of a target without positions
 CROSS_ATTENTIONS = "cross_attentions"
 
 
@@ -100,16 +101,17 @@ def make_decoder(config: TransformerConfig, choices: TraceOptions, dialect: str)
         batch=batch,
         tokens=tokens,
         usual_tokens=OPT_TOKENS,
-        modules=MODULES,
+        modules=MODULES if config.target_positions else MODULES | WITHOUT_POSITIONS,
         example=EXAMPLE,
         choices=(gives_weights,),
         inputs=(source_mask, *make_cross_specs(config, sources, source_tokens)),
         outputs=tuple(weights) if gives_weights else (),
         constraints=("batch % sources == 0",),
+        has_positions=config.target_positions,
     )
     return make_decoder_recipe(parts, dialect)
 
 
 def make_cross_specs(config: TransformerConfig, batch: Axis, tokens: Axis) -> tuple[TensorSpec, ...]:
     axes = (batch, config.decoder_heads, tokens, config.decoder_head_size)
-    return make_cache_specs("cross", "cross", config.decoder_layers, axes)
+    return make_cache_specs("cross", "cross", config.cross_layers, axes)

@@ -21,7 +21,7 @@ from ...backends.threads import choose_threads
 from ...bundle.bundle import Bundle
 from ...errors import BackendUnavailableError, BatchError, InputError
 from ...option_checks import check_whole
-from ...tasks import refuse_pictures
+from ...tasks import refuse_others
 from ..signals import note_changes
 from ..stage_progress import CountedLine, StageCounter, describe_count
 from .engine import Engine, Lost
@@ -91,7 +91,7 @@ def run_batch(
         threads: of each worker.
         gpus: of each worker, on a cluster.
         address: of a Ray cluster: "auto", "ray://host:10001", "host:6379", or "local", which starts one here.
-        rows_per_part: of a file of the output; 1,000 unless given, and fewer where answers are generated.
+        rows_per_part: of a file of the output; 1,000 unless given, and fewer where answers are long.
         progress: called with lines that say how far the job is.
 
     Returns:
@@ -143,9 +143,11 @@ def run_batch(
 def check_bundle(bundle: str | Path, task: str) -> None:
     """Refuse a bundle whose class of models does not do a task."""
     opened = Bundle.open(bundle)
-    refuse_pictures(opened, "batch")
+    refuse_others(opened, "batch")
     if opened.manifest.task != find_task(task).model:
         able = [name for name, one in TASKS.items() if opened.manifest.task == one.model]
+        if not able:
+            raise InputError(f"batch does not run bundles for {opened.manifest.task}, as {bundle} is one")
         raise InputError(
             f"{bundle} is a bundle for {opened.manifest.task}, which does not support the task {task!r};"
             f" supported tasks: {', '.join(able)}",

@@ -11,6 +11,7 @@ from typing import Any, TypeAlias, TypedDict
 
 import pyarrow as pa
 
+from ...encode.results import MultiVector, SparseEmbedding
 from ...encode.text_encoder import TextEncoder
 from ...errors import InputError, MemoryLimitError
 from ...generate.generation import Generation
@@ -25,7 +26,10 @@ from ...options import (
     EmbedOptions,
     EncoderOptions,
     FillMaskOptions,
+    PromptOptions,
+    SparseOptions,
 )
+from ...options import ScoreOptions as PairOptions
 from ...translate.translator import Translator
 
 Item: TypeAlias = Any  # a text, a pair of texts, or the messages of a conversation
@@ -35,7 +39,11 @@ Answer: TypeAlias = Callable[[Any, Sequence[Item], Mapping[str, Any]], Iterator[
 TEXT = pa.string()
 NUMBER = pa.float32()
 COUNT = pa.int64()
-VECTOR = pa.list_(pa.float32())
+VECTOR = pa.list_(NUMBER)
+# The numbers of a vector of another precision than float32.
+SHORT_NUMBERS = {"int8": pa.int8(), "uint8": pa.uint8(), "binary": pa.int8(), "ubinary": pa.uint8()}
+WEIGHTS = pa.struct({"indices": pa.list_(COUNT), "values": VECTOR, "tokens": pa.list_(TEXT)})
+VECTORS = pa.struct({"vectors": pa.list_(VECTOR), "tokens": pa.list_(TEXT)})
 ENTITIES = pa.list_(pa.struct({"label": TEXT, "score": NUMBER, "text": TEXT, "start": COUNT, "end": COUNT}))
 WORDS = pa.list_(pa.list_(pa.struct({"token": TEXT, "token_id": COUNT, "score": NUMBER})))
 PROBABILITIES = pa.map_(TEXT, NUMBER)
@@ -100,6 +108,12 @@ def list_task_options(task: Task) -> tuple[str, ...]:
     return tuple(name for name in task.options.__annotations__ if name not in NOT_IN_BATCHES)
 
 
+def list_output_types(task: Task, options: Mapping[str, Any]) -> dict[str, pa.DataType]:
+    """Return a task's output columns with their types, which the precision of vectors changes."""
+    number = SHORT_NUMBERS.get(options.get("precision", ""))
+    return {**task.outputs} if number is None else {**task.outputs, "embedding": pa.list_(number)}
+
+
 def encode(task: str, read: Callable[[Any], Output]) -> Answer:
     """Return what asks an encoder; `read` takes the output columns from one of its results."""
 
@@ -117,6 +131,16 @@ def count_encoder_tokens(model: TextEncoder, item: str | tuple[str, str]) -> int
     if isinstance(item, str):
         return model.count_tokens(item)
     return sum(map(model.count_tokens, item)) - 1  # a pair has one [SEP] between the two, and one [CLS]
+
+
+def read_weights(result: SparseEmbedding) -> Output:
+    """Return a text's weights."""
+    return {"indices": result.indices, "values": result.values, "tokens": result.tokens}
+
+
+def read_vectors(result: MultiVector) -> Output:
+    """Return the vectors of a text's tokens."""
+    return {"vectors": list(result.vectors), "tokens": result.tokens}
 
 
 def read_answer(result: Any) -> Output:
@@ -242,6 +266,36 @@ TASKS: Mapping[str, Task] = {
         EmbedOptions,
         encode("embed", lambda result: {"embedding": result.vector}),
     ),
+    "embed_sparse": Task(
+        "text-encoding",
+        ("text",),
+        {"sparse": WEIGHTS, **DROPPED},
+        SparseOptions,
+        encode("embed_sparse", lambda result: {"sparse": read_weights(result)}),
+    ),
+    "embed_multi": Task(
+        "text-encoding",
+        ("text",),
+        {"multi": VECTORS, **DROPPED},
+        PromptOptions,
+        encode("embed_multi", lambda result: {"multi": read_vectors(result)}),
+        rows_per_part=100,
+    ),
+    "embed_hybrid": Task(
+        "text-encoding",
+        ("text",),
+        {"embedding": VECTOR, "sparse": WEIGHTS, "multi": VECTORS, **DROPPED},
+        PromptOptions,
+        encode(
+            "embed_hybrid",
+            lambda result: {
+                "embedding": result.vector,
+                "sparse": read_weights(result.sparse),
+                "multi": read_vectors(result.multi),
+            },
+        ),
+        rows_per_part=100,
+    ),
     "classify": Task(
         "text-encoding",
         ("text",),
@@ -261,7 +315,7 @@ TASKS: Mapping[str, Task] = {
         "text-encoding",
         ("query", "text"),
         {"score": NUMBER, **DROPPED},
-        EncoderOptions,
+        PairOptions,
         encode("rank", lambda result: {"score": result.score}),
         probe=lambda model: (PROBE, PROBE),
     ),

@@ -23,6 +23,7 @@ from .tasks import (
     check_task_options,
     describe_error,
     find_task,
+    list_output_types,
     list_task_options,
     read_messages,
 )
@@ -42,8 +43,8 @@ class BatchWorker:
 
     Args:
         bundle: the folder that `planforge export` wrote, at the same path on every machine.
-        task: "embed", "classify", "rank", "tag", "answer", "fill_mask", "translate", "generate", "chat" or
-            "score".
+        task: "embed", "embed_sparse", "embed_multi", "embed_hybrid", "classify", "rank", "tag", "answer",
+            "fill_mask", "translate", "generate", "chat" or "score".
         columns: the batch's columns by the task's: {"text": "body"}. A task reads "text" ("prompt" of
             generate, "messages" of chat, "query" and "text" of rank, "question" and "context" of answer)
             unless another one is named; classify also "pair", where it is named.
@@ -151,7 +152,7 @@ class BatchWorker:
     def make_table(self, outputs: Iterable[Output]) -> pa.Table:
         """Return outputs as a table."""
         rows = list(outputs)
-        types = {**self.task.outputs, TOKENS: pa.int64(), ERROR: TEXT}
+        types = {**list_output_types(self.task, self.options), TOKENS: pa.int64(), ERROR: TEXT}
         return pa.table(
             {name: pa.array([row.get(name) for row in rows], type=kind) for name, kind in types.items()}
         )

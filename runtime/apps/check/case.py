@@ -20,7 +20,9 @@ Array: TypeAlias = npt.NDArray[Any]
 Integers: TypeAlias = npt.NDArray[np.int64]
 Runner: TypeAlias = Literal["forced", "every", "greedy", "once", "attention", "beams"]
 DecoderKind: TypeAlias = Literal["logits", "columns", "passages", "layers", "attention", "beams"]
-Kind: TypeAlias = DecoderKind | Literal["vectors", "values", "scores", "labels", "flags", "fields", "paths"]
+Kind: TypeAlias = (
+    DecoderKind | Literal["vectors", "values", "scores", "labels", "flags", "ranking", "fields", "paths"]
+)
 
 CASES = ("cases", "few", "replays", "ranges")  # the fields of a set that have some
 
@@ -85,12 +87,14 @@ class Measure(NamedTuple):
         kind: "logits" of whole rows, the "columns" of some tokens, "passages" of which every token is
             predicted; of an encoder "vectors", a regression's "values", "scores" (a value from each token,
             all of a text are one vector), "labels" of which one is chosen, "flags" of which each is chosen
-            by itself; of a translator the keys and values of "layers", each by itself, "attention", and
-            "beams"; of pictures "fields", and "paths" of which each step reads what the one before gave.
+            by itself, the "ranking" of texts by their vectors; of a translator the keys and values of
+            "layers", each by itself, "attention", and "beams"; of pictures "fields", and "paths" of which
+            each step reads what the one before gave.
         outputs: what is compared with PyTorch's.
         limited: the metrics that have limits.
         prefix: of the limits' names.
         of_texts: whether means over texts, and shares of them, count.
+        similarity: how texts are compared that are ranked.
     """
 
     kind: Kind
@@ -98,6 +102,7 @@ class Measure(NamedTuple):
     limited: tuple[str, ...]
     prefix: str = ""
     of_texts: bool = False
+    similarity: str = ""
 
 
 @dataclass(frozen=True)

@@ -120,6 +120,10 @@ def start_on_past(
     context: PendingContext = NONE_PENDING,
 ) -> DecoderRun:
     """Return a run whose rows have read so many of some tokens, which are read once."""
+    if decoder.artifact.keeps_state:  # which cannot go back
+        run = decoder.start(len(pasts), capacity, context)
+        run.prefill([tokens[:past] for past in pasts])
+        return run
     if decoder.artifact.window is None:
         run = decoder.start(1, capacity, context, copies=len(pasts))
         run.prefill([tokens[: max(pasts)]])

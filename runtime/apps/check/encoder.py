@@ -99,7 +99,8 @@ def list_measures(artifact: Artifact, problem_type: str, of_texts: bool) -> tupl
 def make_measure(spec: TensorSpec, problem_type: str, of_texts: bool) -> Measure:
     """Return how an output is measured: logits over classes or words as distributions, others as vectors."""
     prefix = f"{spec.name}."
-    if spec.axis_names()[-1] == "tokens":  # a logit from each token, of which all together are one vector
+    # One number from each token, of which all together are one vector.
+    if spec.axis_names()[-1] == "tokens" or (is_per_token(spec) and spec.axes[-1] == 1):
         return Measure("scores", (spec.name,), VectorMetrics.LIMITED, prefix)
     if spec.role not in DISTRIBUTIONS:
         counts = of_texts and not is_per_token(spec)

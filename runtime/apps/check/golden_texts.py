@@ -27,11 +27,25 @@ class GoldenText:
 
 @dataclass(frozen=True)
 class GoldenInput:
-    """A text, or for an encoder a pair, and all ids that the model reads of it."""
+    """A text, or for an encoder a pair, and all ids that the model reads of it.
+
+    Attributes:
+        input_type: what the text is, a query or a document, where a model reads them in two ways; "pair" of
+            a pair that a chat template writes.
+        seen: how many of the ids other tokens attend to.
+        counted: the places of those whose vectors count, where each token has one.
+        weighted: the places of those whose weights count; None where tokens have no weights.
+        prompt: what a caller gives beside a pair; None for the checkpoint's own, if it has one.
+    """
 
     text: str
     pair: str | None
     ids: tuple[int, ...]
+    input_type: str | None = None
+    seen: int | None = None
+    counted: tuple[int, ...] = ()
+    weighted: tuple[int, ...] | None = None
+    prompt: str | None = None
 
 
 @dataclass(frozen=True)
@@ -66,6 +80,11 @@ class GoldenTexts:
     inputs: tuple[GoldenInput, ...]
     chats: tuple[GoldenChat, ...]
 
+    @property
+    def plain_inputs(self) -> tuple[GoldenInput, ...]:
+        """Return the inputs that are neither queries nor documents, nor pairs of a chat template."""
+        return tuple(one for one in self.inputs if one.input_type is None)
+
     def to_json(self) -> str:
         """Return the content of the file."""
         value = {"format": FORMAT, **asdict(self)}
@@ -91,6 +110,11 @@ class GoldenTexts:
                     text=str(one["text"]),
                     pair=None if one["pair"] is None else str(one["pair"]),
                     ids=read_ids(one["ids"]),
+                    input_type=one.get("input_type"),
+                    seen=one.get("seen"),
+                    counted=read_ids(one.get("counted", ())),
+                    weighted=None if one.get("weighted") is None else read_ids(one["weighted"]),
+                    prompt=one.get("prompt"),
                 )
                 for one in value["inputs"]
             ),

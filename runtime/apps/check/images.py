@@ -13,12 +13,12 @@ from typing import ClassVar
 import numpy as np
 
 from ...backends.backend import Array
+from ...backends.part import Part
 from ...bundle.image_defaults import ImageDefaults
 from ...bundle.manifest import Artifact
 from ...images.denoise import denoise, predict
 from ...images.denoising import Scheduler
 from ...images.noise import Generator
-from ...images.part import Part
 from ...images.scheduler_config import SchedulerConfig
 from ...images.schedulers import make_scheduler
 from .case import Case, CaseSet, Encoding, Known, Location

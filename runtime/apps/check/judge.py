@@ -34,6 +34,7 @@ from .metrics import (
     summarize_text,
 )
 from .outcome import Outcome, judge_outcome, locate_failure
+from .ranking import measure_ranking
 
 Limits: TypeAlias = Mapping[str, float]  # by the metrics' names
 Compare: TypeAlias = "Callable[[], Outcome]"
@@ -86,6 +87,12 @@ def measure_values(seen: Sequence[Seen], case_set: CaseSet, wanted: Measure) -> 
         pairs = [(one.values[output].values, find_answers(case_set, output, one)) for one in seen]
         flat = [[side.reshape(-1, side.shape[-1]) for side in pair] for pair in pairs]
         return find_worst([measure_vectors(got, want) for got, want in flat])
+    if wanted.kind == "ranking":
+        sides = (
+            [one.values[output].values for one in seen],
+            [find_answers(case_set, output, one) for one in seen],
+        )
+        return measure_ranking(*sides, wanted.similarity)
     got = np.concatenate([one.values[output].values for one in seen])
     want = np.concatenate([find_answers(case_set, output, one) for one in seen])
     if wanted.kind == "logits":
@@ -96,7 +103,7 @@ def measure_values(seen: Sequence[Seen], case_set: CaseSet, wanted: Measure) -> 
         layers = range(want.shape[1])
         return find_worst([measure_vectors(got[:, layer], want[:, layer]) for layer in layers])
     if wanted.kind == "scores":
-        return measure_vectors(got[None], want[None], min_scale=1.0)
+        return measure_vectors(got.reshape(1, -1), want.reshape(1, -1), min_scale=1.0)
     if wanted.kind == "vectors":
         return measure_vectors(got, want, of_texts=wanted.of_texts)
     return measure_labels(got, want, independent=wanted.kind == "flags", of_texts=wanted.of_texts)

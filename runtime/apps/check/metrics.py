@@ -100,6 +100,18 @@ class VectorMetrics(PlainFields):
 
 
 @dataclass(frozen=True)
+class RankingMetrics(PlainFields):
+    """How far the order of texts is from the reference's, where each is a query for all the others."""
+
+    rank_changes: float  # share of the ten best texts that are not among the reference's ten
+    kendall_tau: float  # of all texts' order, averaged over queries: 1 where it is the same
+    finite: bool
+    rows: int  # best texts that were compared, of all queries
+
+    LIMITED: ClassVar[tuple[str, ...]] = ("rank_changes",)
+
+
+@dataclass(frozen=True)
 class ScoreMetrics(PlainFields):
     """How far the scores of whole sequences are from those that the model gives the same tokens."""
 
@@ -272,7 +284,10 @@ def measure_shared_likeliest(got: Logits, want: Logits) -> npt.NDArray[np.float6
 def measure_vectors(
     got: Logits, want: Logits, min_scale: float = 1e-6, of_texts: bool = False
 ) -> VectorMetrics:
-    """Compare vectors (N, E), or of whole texts; `min_scale` is the smallest unit of an error."""
+    """Compare vectors (N, E), or of whole texts; `min_scale` is the smallest unit of an error.
+
+    The unit is the spread of what is not 0: of sparse weights nearly all are.
+    """
     if not (np.isfinite(got).all() and np.isfinite(want).all()):
         return VectorMetrics(math.nan, math.nan, math.nan, False, len(want))
     a = got.astype(np.float64)
@@ -281,7 +296,7 @@ def measure_vectors(
     cosines = (a * b).sum(-1) / np.maximum(lengths, np.finfo(np.float64).tiny)
     cosines[~a.any(-1) & ~b.any(-1)] = 1.0  # both are zero
     return VectorMetrics(
-        max_error=float(np.abs(a - b).max()) / max(measure_spread(b), min_scale),
+        max_error=float(np.abs(a - b).max()) / max(measure_spread(b[b != 0]), min_scale),
         cosine_gap=max(0.0, 1.0 - float(cosines.min())),
         mean_cosine_gap=max(0.0, 1.0 - float(cosines.mean())) if of_texts and len(want) >= MEAN_OF else 0.0,
         finite=True,
@@ -306,7 +321,9 @@ def measure_rms(array: npt.NDArray[Any]) -> float:
 
 
 def measure_spread(array: npt.NDArray[np.float64]) -> float:
-    """Return the unit in which differences of a tensor's values are measured."""
+    """Return the unit in which differences of a tensor's values are measured; 0 without values."""
+    if not array.size:
+        return 0.0
     return max(float(array.std()), SPREAD_OF_LARGEST * float(np.abs(array).max()))
 
 

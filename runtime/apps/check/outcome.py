@@ -12,7 +12,11 @@ from .metrics import Measured, make_plain
 if TYPE_CHECKING:
     from .case import Location
 
-MORE_IS_BETTER = ("top1_agreement", "top5_agreement")  # whose limits are the least that is wanted
+MORE_IS_BETTER = (
+    "top1_agreement",
+    "top5_agreement",
+    "kendall_tau",
+)  # whose limits are the least that is wanted
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,9 @@ from .image_text import LikenessEngine
 from .images import ImageEngine
 from .judge import Engine
 from .outcome import Comparison
+from .retrieval import RetrievalEngine
 from .translator import TranslatorEngine
+from .words import WordsEngine
 
 
 @dataclass(frozen=True)
@@ -36,6 +38,7 @@ TASKS = {
         lambda model: DecoderEngine(model.decoder, lambda: (model.tokenizer, model.tokenizer)),
         compare_generator,
     ),
+    "retrieval-generation": Task(lambda model: RetrievalEngine(model.decoder)),
     "text-encoding": Task(lambda model: EncoderEngine(model.encoder)),
     "translation": Task(
         lambda model: TranslatorEngine(
@@ -45,4 +48,5 @@ TASKS = {
     ),
     "image-generation": Task(lambda model: ImageEngine(model.open_parts(), model.defaults)),
     "image-text-encoding": Task(lambda model: LikenessEngine(model.parts, model.defaults)),
+    "word-vectors": Task(lambda model: WordsEngine({model.artifact.graph: model.part})),
 }

@@ -14,6 +14,7 @@ from typing import Any
 from ...bundle.bundle import Bundle
 from ...bundle.json_reader import Reader
 from ...bundle.manifest import Manifest
+from ...encode.requests import RequestReader
 from ...errors import BackendUnavailableError, InputError, TokenizerError
 from ...generate.grammar import Grammars
 from ...generate.row_reader import RowReader
@@ -32,6 +33,7 @@ READING = "the runtime"  # in the place of an engine
 AT_EXPORT = "at export it was"
 NO_LIMIT = 10**9  # tokens
 MOST = 3  # texts of a case that are told
+MOST_TOKENS = 8  # at a text's end that are told
 SHOWN = 40  # characters of a text
 
 
@@ -51,7 +53,7 @@ def open_text_tokenizers(bundle: Bundle) -> list[Tokenizer]:
 
 def describe_settings(manifest: Manifest) -> dict[str, Any]:
     """Return, as plain JSON, what decides beside files how texts are read and answers are written."""
-    names = ("generation", "encoder", "images", "likeness")
+    names = ("generation", "encoder", "images", "likeness", "words")
     kinds: dict[str, Any] = {name: getattr(manifest, name) for name in names}
     template = manifest.tokenizer.get("chat_template")
     settings = {
@@ -62,6 +64,7 @@ def describe_settings(manifest: Manifest) -> dict[str, Any]:
         **{kind: asdict(defaults) for kind, defaults in kinds.items() if defaults is not None},
     }
     plain: dict[str, Any] = json.loads(json.dumps(settings))
+    plain.get("encoder", {}).get("roles", {}).pop("ranges", None)  # of vectors, measured afterwards
     return plain
 
 
@@ -85,6 +88,8 @@ def list_files(manifest: Manifest) -> list[str]:
 
 def compare_texts(bundle: Bundle) -> tuple[list[Comparison], list[Skipped]]:
     """Compare the runtime with a bundle's golden texts, and say which cannot be compared here."""
+    if bundle.manifest.words is not None:  # its words are looked up, and no text is cut into tokens
+        return [], []
     file = find_texts(bundle)
     if file is None:
         return [], [Skipped(FILES, "texts and chats", "the bundle has no golden texts; export it again")]
@@ -102,10 +107,16 @@ def compare_with(bundle: Bundle, golden: GoldenTexts) -> tuple[list[Comparison],
         faults = list(filter(None, (compare_decoded(tokenizer, text, golden.reference) for text in texts)))
         comparisons.append(make_comparison(f"{name}ids to texts", "texts", len(texts), faults))
     read_input = make_input_reader(bundle.manifest, tokenizers[0])
-    faults = [compare_input(read_input, one, tokenizers[0], golden.reference) for one in golden.inputs]
+    plain = golden.plain_inputs
+    faults = [compare_input(read_input, one, tokenizers[0], golden.reference) for one in plain]
     comparisons.append(
         make_comparison("texts as the model reads them", "texts", len(faults), list(filter(None, faults)))
     )
+    if bundle.manifest.encoder is not None and len(plain) < len(golden.inputs):
+        reader = RequestReader(tokenizers[0], bundle.manifest.encoder)
+        typed = [one for one in golden.inputs if one.input_type is not None]
+        faults = list(filter(None, (compare_typed(reader, one, golden.reference) for one in typed)))
+        comparisons.append(make_comparison("queries and documents", "texts", len(typed), faults))
     if not golden.chats:
         return comparisons, []
     try:
@@ -159,15 +170,18 @@ def describe_ids(
     """Return which token of a text is the first that is another one, or ""."""
     if tuple(got) == tuple(expected):
         return ""
+
+    def spell(token: int) -> str:
+        return repr(tokenizer.spell(token)) if 0 <= token < tokenizer.vocab_size else "no token"
+
     place = next((i for i, (a, b) in enumerate(zip(got, expected, strict=False)) if a != b), None)
     if place is None:
-        return f"{show(text)} has {len(got)} tokens; {reference} gives {len(expected)}"
-    here, there = (
-        f"{ids[place]} ({tokenizer.spell(ids[place])!r})"
-        if 0 <= ids[place] < tokenizer.vocab_size
-        else str(ids[place])
-        for ids in (got, expected)
-    )
+        shorter, longer = sorted((got, expected), key=len)
+        more = " ".join(map(spell, longer[len(shorter) :][:MOST_TOKENS]))
+        which = "with" if longer is expected else "without"
+        told = f"{reference} gives {len(expected)}, {which} {more} at the end"
+        return f"{show(text)} has {len(got)} tokens; {told}"
+    here, there = (f"{ids[place]} ({spell(ids[place])})" for ids in (got, expected))
     return f"token {place} of {show(text)} is {here}; {reference} gives {there}"
 
 
@@ -193,6 +207,35 @@ def compare_input(
     except (InputError, TokenizerError) as error:
         return f"{show(golden.text)} is not read: {error}"
     return describe_ids(golden.text, got, golden.ids, tokenizer, reference)
+
+
+def compare_typed(reader: RequestReader, golden: GoldenInput, reference: str) -> str:
+    """Return how a query, a document, or a pair of a chat template, is read otherwise, or ""."""
+    try:
+        if golden.pair is None:
+            piece = reader.read_text(golden.text, golden.input_type)
+        else:
+            piece = reader.read_pair(golden.text, golden.pair, golden.prompt)
+    except (InputError, TokenizerError) as error:
+        return f"the {golden.input_type} {show(golden.text)} is not read: {error}"
+    told = describe_ids(golden.text, piece.ids, golden.ids, reader.tokenizer, reference)
+    if told:
+        return f"as a {golden.input_type}, {told}"
+    if golden.pair is not None:
+        return ""
+    seen = len(piece) - piece.unseen
+    if seen != golden.seen:
+        return f"of the {golden.input_type} {show(golden.text)} {seen} tokens are seen, not {golden.seen}"
+    places = [("vectors", reader.find_counted(piece.ids, golden.input_type), golden.counted)]
+    if golden.weighted is not None:
+        places.append(("weights", reader.find_weighted(piece), golden.weighted))
+    for name, got, expected in places:
+        if got != list(expected):
+            return (
+                f"of the {golden.input_type} {show(golden.text)} the {name} at {got} count, not those at"
+                f" {list(expected)}"
+            )
+    return ""
 
 
 def make_input_reader(manifest: Manifest, tokenizer: Tokenizer) -> Callable[[GoldenInput], list[int]]:

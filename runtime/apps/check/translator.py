@@ -18,7 +18,7 @@ from ...decoding.constraints import Constraints
 from ...decoding.decoder import Decoder
 from ...decoding.sampling import compute_logprobs
 from ...translate.source_encoder import SourceEncoder
-from .case import Case, CaseSet, Encoding, Known, Location, Text
+from .case import Array, Case, CaseSet, Encoding, Integers, Known, Location, Text
 from .cases import find_room
 from .decoder import Tokenizers, compare_greedy, run
 from .judge import Limits, Seen, compare_known
@@ -99,16 +99,32 @@ class TranslatorEngine:
 
 
 def read_sources(encoder: SourceEncoder, case_set: CaseSet, case: Case) -> Iterator[Seen]:
-    """Yield what the decoder would read of sources, as one padded batch: (P, 2 * L, H * D)."""
+    """Yield what the decoder would read of sources, as one padded batch; see `stack_places`."""
     context = encoder.encode([case_set.texts[row.text].tokens for row in case.rows])
-    tensors = [context.buffers[read.name].numpy() for _, read in encoder.reads]  # each (B, H, S, D)
+    tensors = [context.buffers[read.name].numpy() for _, read in encoder.reads]
     for row, one in enumerate(case.rows):
         known = case_set.answers.get("cross", {}).get(one.text)
         if known is None:
             continue
-        flat = [t[row][:, known.positions].swapaxes(0, 1).reshape(len(known.positions), -1) for t in tensors]
-        values = np.stack(flat, axis=1).astype(np.float32)
+        values = stack_places([tensor[row] for tensor in tensors], known.positions)
         yield Seen(one.text, {"cross": Known(known.positions, values)}, Location(case, 0, row))
+
+
+def stack_places(tensors: Sequence[Array], places: Integers) -> Array:
+    """Return what an encoder gives of a source at some places: (P, N, W), of each of its N tensors.
+
+    Keys and values are (H, S, D), a recurrent model's memory (S, W), and its states (1, W), which every place
+    has. Narrower ones than the widest are filled up with zeros.
+    """
+    flat = []
+    for tensor in tensors:
+        if tensor.ndim == 3:
+            flat.append(tensor[:, places].swapaxes(0, 1).reshape(len(places), -1))
+        else:
+            flat.append(tensor.repeat(len(places), axis=0) if len(tensor) == 1 else tensor[places])
+    width = max(array.shape[1] for array in flat)
+    wide = [np.pad(array, ((0, 0), (0, width - array.shape[1]))) for array in flat]
+    return np.stack(wide, axis=1).astype(np.float32)
 
 
 def read_attention(engine: TranslatorEngine, case_set: CaseSet, case: Case) -> Iterator[Seen]:

@@ -20,7 +20,10 @@ worker_option = partial(make_option, panel="Workers")
 
 TaskOption = Annotated[
     str,
-    make_option("embed, classify, rank, tag, answer, fill_mask, translate, generate, chat or score."),
+    make_option(
+        "embed, embed_sparse, embed_multi, embed_hybrid, classify, rank, tag, answer, fill_mask, translate,"
+        " generate, chat or score."
+    ),
 ]
 InputOption = Annotated[
     str,
@@ -61,7 +64,7 @@ RowsOption = Annotated[
     int | None,
     make_option(
         "Rows in each output file.",
-        show_default="1000; translate, score 200; generate, chat 100",
+        show_default="1000; translate, score 200; embed_multi, embed_hybrid, generate, chat 100",
         minimum=1,
     ),
 ]

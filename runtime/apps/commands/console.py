@@ -21,7 +21,7 @@ from rich.console import Console, RenderableType
 from rich.text import Text
 
 from ...errors import InputError, MemoryLimitError, PlanForgeError, make_printable
-from ..signals import Terminated, describe_changes, forget_changes
+from ..signals import Terminated, describe_changes, forget_changes, received
 from .extras import find_extra
 from .stages import Stages
 
@@ -76,7 +76,8 @@ def end_with_exit_code(context: typer.Context) -> Iterator[None]:
     Settings.interrupted = ""
     Settings.as_json = False
     try:
-        yield
+        with end_interrupted():
+            yield
     except UsageError as error:  # which typer prints
         print_error(error.format_message(), error.exit_code, error)  # type: ignore[attr-defined]
         raise
@@ -95,6 +96,13 @@ def end_with_exit_code(context: typer.Context) -> Iterator[None]:
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
         fail(make_printable(f"{where}{error.strerror or error}"), FAILED, error)
+
+
+@contextmanager
+def end_interrupted() -> Iterator[None]:
+    """Say in one line what a signal interrupted, and end the command with the signal's exit code."""
+    try:
+        yield
     except (KeyboardInterrupt, Exception) as error:
         interrupt = find_interrupt(error)
         if isinstance(interrupt, Terminated):
@@ -130,10 +138,14 @@ def name_options(message: str, flags: Mapping[str, str]) -> str:
 
 
 def find_interrupt(error: BaseException | None) -> KeyboardInterrupt | None:
-    """Return the interrupt that an error is, or that a library failed to handle, as PyTorch's modes may."""
+    """Return the interrupt that led to an error, or None.
+
+    A library may fail while it handles an interrupt, as PyTorch's modes do, or raise an error of its own
+    instead, as torch.tensor does.
+    """
     while error is not None and not isinstance(error, KeyboardInterrupt):
         error = error.__context__
-    return error
+    return error or (received[-1] if received else None)
 
 
 def fail(message: str, code: int, error: BaseException) -> None:

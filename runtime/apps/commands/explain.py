@@ -28,6 +28,8 @@ from .tables import FittingTable
 if TYPE_CHECKING:
     from ..explain.explanation import Explanation, Lens, Target
 
+FACTORS = 5  # groups of neurons
+GROUPING = "nmf"
 NAMED = 3  # tokens that the table names of each target
 # How messages begin to speak of a parameter of Python's, and what the command calls it.
 SPELLINGS = {
@@ -37,6 +39,8 @@ SPELLINGS = {
     "objective": ("objective=", "--objective "),
     "watch": ("watch ", "--watch "),
     "factors": ("factors=", "--factors "),
+    "grouping": ("grouping=", "--grouping "),
+    "layer": ("layer=", "--layer "),
     "max_new_tokens": ("max_new_tokens[= ]", "--max-new-tokens "),
 }
 TextArgument = Annotated[
@@ -73,6 +77,14 @@ WatchOption = Annotated[
     ),
 ]
 FactorsOption = Annotated[int, make_option("Number of groups of neurons.", show_default=True, minimum=1)]
+GroupingOption = Annotated[str, make_option("How neurons are grouped: nmf or kmeans.", show_default=True)]
+LayerOption = Annotated[
+    int | None, make_option("Group the neurons of this layer alone.", show_default="all", minimum=1)
+]
+FiringOption = Annotated[
+    Path | None,
+    make_option("Also draw how neurons fire at each token; needs --methods neurons.", "--firing"),
+]
 MaxNewTokensOption = Annotated[
     int | None,
     make_option("At most this many tokens of the model's own answer.", show_default="20", minimum=1),
@@ -88,7 +100,10 @@ def explain(
     methods: MethodsOption = None,
     objective: ObjectiveOption = "logit",
     watch: WatchOption = None,
-    factors: FactorsOption = 5,
+    factors: FactorsOption = FACTORS,
+    grouping: GroupingOption = GROUPING,
+    layer: LayerOption = None,
+    firing: FiringOption = None,
     max_new_tokens: MaxNewTokensOption = None,
     backend: BackendOption = "auto",
     precision: PrecisionOption = None,
@@ -97,10 +112,15 @@ def explain(
 ) -> None:
     """Show which words led a model to its answer, and at which layer. Does not load torch.
 
-    All methods need an export with --outputs explain; only occlusion works with any bundle.
+    All methods but occlusion need an export with --outputs explain. A head of fit-head is explained if it was
+    fitted on --features embedding.
     """
     with show_stages() as progress:
-        check_page(html)
+        check_file("--html", html)
+        check_file("--firing", firing)
+        chosen = split_names("--methods", methods)
+        if "neurons" not in (chosen or ()):
+            refuse_options_of_neurons(factors, grouping, layer, firing)
         progress("loading it")
         with load(bundle, backend=backend, precision=precision, threads=threads) as model:
             progress("explaining")
@@ -110,30 +130,62 @@ def explain(
                     text,
                     answer,
                     pair=pair,
-                    methods=split_names("--methods", methods),
+                    methods=chosen,
                     objective=objective,
                     watch=watch or (),
                     factors=factors,
+                    grouping=grouping,
+                    layer=layer,
                     max_new_tokens=max_new_tokens,
                 )
         if html is not None:
             result.to_html(html)
+        if firing is not None:
+            from ..diagnostics.plots import save
+
+            save(result.plot_neurons(), firing)
     if as_json:
         print_json(result.to_json())
     else:
-        print_tables([tabulate(result)])
+        print_tables([tabulate(result), *([] if result.neurons is None else [tabulate_neurons(result)])])
+    if firing is not None:
+        say(f"{firing} shows how the neurons fire")
     if html is not None:
         say(f"{html} shows it in any browser, offline")
 
 
-def check_page(html: Path | None) -> None:
-    """Refuse a place where no page can be, before the work begins."""
-    if html is None:
+def refuse_options_of_neurons(factors: int, grouping: str, layer: int | None, firing: Path | None) -> None:
+    """Refuse options that only groups of neurons have."""
+    given = {
+        "--factors": factors != FACTORS,
+        "--grouping": grouping != GROUPING,
+        "--layer": layer is not None,
+        "--firing": firing is not None,
+    }
+    for name, is_given in given.items():
+        if is_given:
+            raise InputError(f"{name} is for groups of neurons: add --methods neurons, or leave it out")
+
+
+def tabulate_neurons(result: Explanation) -> FittingTable:
+    """Return a row for each group of neurons, with the tokens at which it is most active."""
+    assert result.neurons is not None
+    rows = []
+    for number, strongest in enumerate(result.neurons.list_strongest(), 1):
+        layer = int(result.neurons.layers[number - 1].argmax()) + 1
+        tokens = " ".join(repr(result.tokens[index].text) for index in strongest[:NAMED])
+        rows.append((str(number), str(layer), tokens))
+    return FittingTable("groups of neurons", ("group", "most of it in layer", "most active at"), rows)
+
+
+def check_file(option: str, file: Path | None) -> None:
+    """Refuse a place where no file can be, before the work begins."""
+    if file is None:
         return
-    if html.is_dir():
-        raise InputError(f"--html {html}: this is a folder; give the name of a file")
-    if not html.absolute().parent.is_dir():
-        raise InputError(f"--html {html}: the folder {html.absolute().parent} does not exist")
+    if file.is_dir():
+        raise InputError(f"{option} {file}: this is a folder; give the name of a file")
+    if not file.absolute().parent.is_dir():
+        raise InputError(f"{option} {file}: the folder {file.absolute().parent} does not exist")
 
 
 @contextmanager

@@ -16,7 +16,7 @@ SERVE = {
     "uvicorn",
 }
 VERIFY = {*CLI, "jinja2", "onnx_ir", "onnxruntime"}
-EXPORT = {*VERIFY, "huggingface_hub", "onnx", "onnxscript", "safetensors", "torch"}
+EXPORT = {*VERIFY, "huggingface_hub", "onnx", "onnxscript", "safetensors", "torch", "transformers"}
 # What each extra installs, as in pyproject.toml. If a command's own extra lacks a module, the first one that
 # has it is named.
 EXTRAS = {
@@ -31,14 +31,13 @@ EXTRAS = {
     "plot": {"matplotlib"},
     "fit": {*CLI, "matplotlib", "onnx", "onnx_ir", "onnxruntime", "pyarrow", "sklearn"},
     "export": EXPORT,
-    "import": {*EXPORT, "transformers"},
     "tensorrt": {"cuda", "onnx", "tensorrt"},
     "tensorrt-rtx": {"cuda", "onnx", "tensorrt_rtx"},
 }
 # The extra that a command as a whole needs.
 OF_COMMAND = {
     "export": "export",
-    "import": "import",
+    "import": "export",
     "build": "tensorrt-rtx",
     "verify": "verify",
     "lint": "verify",

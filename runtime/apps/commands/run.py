@@ -12,6 +12,7 @@ from ...bundle.json_reader import parse_json
 from ...errors import InputError
 from ...load import load
 from ...suggest import did_you_mean
+from ...tasks import RETRIEVAL
 from . import run_options
 from .console import emit, say, show_stages
 from .run_chat import converse
@@ -19,6 +20,7 @@ from .run_images import draw, match
 from .run_input import Item, TextSource, blame_data, keep_blanks
 from .run_options import FLAGS, TASKS
 from .run_output import Printer
+from .run_words import find_neighbours
 from .stages import Stages
 
 if TYPE_CHECKING:
@@ -41,12 +43,15 @@ ONLY_TASKS = {
     "translate": "translates",
     "draw": "makes pictures",
     "match": "compares a picture with texts",
+    "neighbours": "finds words that mean alike",
 }
 ONLY_TASK_OF = {
     "text-generation": "generate",
+    RETRIEVAL: "generate",
     "translation": "translate",
     "image-generation": "draw",
     "image-text-encoding": "match",
+    "word-vectors": "neighbours",
 }
 # Options that are words on the command line, and the values that they stand for.
 WORDS: dict[str, dict[str, Any]] = {
@@ -98,9 +103,14 @@ def run(
     logits: run_options.LogitsOption = None,
     pooling: run_options.PoolingOption = None,
     truncate_dim: run_options.TruncateDimOption = None,
+    max_active_dims: run_options.MaxActiveDimsOption = None,
+    min_weight: run_options.MinWeightOption = None,
+    input_type: run_options.InputTypeOption = None,
     prompt_name: run_options.PromptNameOption = None,
     prompt: run_options.PromptOption = None,
     layers: run_options.LayersOption = None,
+    negative: run_options.NegativeOption = None,
+    together: run_options.TogetherOption = None,
     output: run_options.OutputOption = None,
     negative_prompt: run_options.NegativePromptOption = None,
     steps: run_options.StepsOption = None,
@@ -119,8 +129,11 @@ def run(
     precision: run_options.PrecisionOption = None,
     threads: run_options.ThreadsOption = None,
     max_memory: run_options.MaxMemoryOption = None,
+    index: run_options.IndexOption = None,
+    index_keys: run_options.IndexKeysOption = None,
+    show_neighbours: run_options.ShowNeighboursOption = False,
 ) -> None:
-    """Generate, translate, embed, classify, tag, answer or draw, by the bundle's model; without PyTorch."""
+    """Generate, translate, embed, classify, tag, answer, draw or compare, by the bundle's model."""
     given = {name: value for name, value in locals().items() if value is not None}
     beside: dict[str, str] = {name: given[name] for name in ("pair", "question", "query") if name in given}
     source = TextSource(tuple(texts or ()), input_file, beside)
@@ -130,9 +143,10 @@ def run(
         options = read_options(given)
         engine: LoadOptions = {"backend": backend, "precision": precision, "threads": threads}
         engine |= {"device": device, "memory_limit": run_options.read_max_memory(max_memory)}
+        engine |= {"index": index, "index_keys": index_keys}
         with load(bundle, **engine) as model:
             task = task or find_default_task(model, beside, options)
-            run_job(Job(model, task, source, options, picture, output, as_json, stages))
+            run_job(Job(model, task, source, options, picture, output, as_json, stages, show_neighbours))
 
 
 @dataclass(frozen=True)
@@ -181,6 +195,7 @@ class Job:
     output: Path | None  # of a model's own pictures
     as_json: bool
     stages: Stages
+    show_neighbours: bool
 
     def iterate(self, texts: Iterable[Any]) -> Iterator[Any]:
         """Compute the texts' results one after the other, reading ahead."""
@@ -201,6 +216,7 @@ def run_job(job: Job) -> None:
     """Run a task over its texts and print every result."""
     check_task(job)
     check_second_texts(job)
+    check_neighbours(job)
     job.picture.check(job.task)
     options = job.options
     if job.task == "draw":
@@ -211,6 +227,10 @@ def run_job(job: Job) -> None:
     if job.task == "match":
         with blame_data(job.source):
             match(job.model, job.source, options.get("image"), job.as_json)  # type: ignore[arg-type]
+        return
+    if job.task == "neighbours":
+        with blame_data(job.source):
+            find_neighbours(job.model, job.source, options, job.as_json)  # type: ignore[arg-type]
         return
     if job.output is not None:
         raise InputError(f"--output cannot be used with the task {job.task}")
@@ -245,9 +265,9 @@ def print_results(job: Job) -> None:
         items = job.picture.draw_only(job.model, items, options)  # type: ignore[arg-type]
     several = job.task in ONLY_TASKS and options.get("n_best", 1) > 1
     is_search = several or options.get("num_beams", 1) > 1
-    printer = Printer(job.task, job.as_json, several or "candidate_labels" in options)
+    printer = Printer(job.task, job.as_json, several or "candidate_labels" in options, job.show_neighbours)
     is_single = source.is_typed or len(source.texts) == 1
-    streams = job.task == "generate" and is_single and not (job.as_json or is_search)
+    streams = job.task == "generate" and is_single and not (job.as_json or is_search or job.show_neighbours)
     if not (streams or source.is_typed):
         if not sys.stdout.isatty():
             options["progress"] = job.stages.count
@@ -300,7 +320,8 @@ def find_default_task(model: Any, beside: dict[str, str], options: Mapping[str, 
         return "classify"
     if "pair" in beside and "next_sentence" in model.heads:
         return "next_sentence"
-    return next((task for head, task in HEAD_TASKS.items() if head in model.heads), "embed")
+    head_task = next((task for head, task in HEAD_TASKS.items() if head in model.heads), None)
+    return head_task or model.tasks[0]
 
 
 def find_only_task(model: Model) -> str | None:
@@ -325,6 +346,17 @@ def check_task(job: Job) -> None:
             raise InputError(f"{flag} needs --chat")
     if "chat" in options and options.get("num_beams", 1) > 1:
         raise InputError("--num-beams cannot be used with --chat, which prints answers as they are generated")
+
+
+def check_neighbours(job: Job) -> None:
+    """Refuse to show neighbours where there are none to show."""
+    if not job.show_neighbours:
+        return
+    if job.model.task != RETRIEVAL:
+        raise InputError("--show-neighbours is for models that read neighbours of their text; leave it out")
+    if job.options.get("num_beams", 1) > 1 or "chat" in job.options:
+        option = "--chat" if "chat" in job.options else "--num-beams"
+        raise InputError(f"--show-neighbours cannot be used with {option}")
 
 
 def check_second_texts(job: Job) -> None:

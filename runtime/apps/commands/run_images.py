@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...errors import InputError
 from ..stage_progress import CountedLine
-from .console import emit
+from .console import emit, say
 
 if TYPE_CHECKING:
     from ...images.image_generator import ImageGenerator, Step
@@ -33,7 +33,8 @@ def draw(
         source: the texts.
         options: of `ImageGenerator.generate`.
         output: the file of the only picture; of several NAME-1.png, NAME-2.png and so on.
-        as_json: print JSON lines with file, prompt and seed.
+        as_json: print JSON lines with file, prompt and seed; else the seed is a line on stderr, if none was
+            given.
         stages: shows the steps.
     """
     from ...images.pictures import can_write
@@ -56,6 +57,9 @@ def draw(
         picture.save(path)
         described = {"file": str(path), "prompt": picture.prompt, "seed": picture.seed}
         emit(json.dumps(described, ensure_ascii=False) if as_json else str(path))
+    if pictures and not as_json and options.get("seed") is None:
+        what = "this picture" if len(pictures) == 1 else "these pictures"
+        say(f"--seed {pictures[0].seed} makes {what} again")
 
 
 def match(model: ImageTextEncoder, source: TextSource, image: Path | None, as_json: bool) -> None:

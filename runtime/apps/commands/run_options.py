@@ -65,6 +65,7 @@ GENERATION = (
 )
 TRANSLATION = ("max_new_tokens", "min_new_tokens", "repetition_penalty", *SEARCH, *MANY)
 ALL_TEXTS = (*MANY, "stride")
+PROMPTED = ("input_type", "prompt_name", "prompt")
 PICTURES = (
     "negative_prompt",
     "steps",
@@ -81,16 +82,20 @@ PICTURES = (
 TASKS: dict[str, tuple[str, ...]] = {
     "generate": GENERATION,
     "translate": TRANSLATION,
-    "embed": (*ALL_TEXTS, "pooling", "truncate_dim", "prompt_name", "prompt"),
+    "embed": (*ALL_TEXTS, "pooling", "truncate_dim", *PROMPTED),
+    "embed_sparse": (*ALL_TEXTS, "max_active_dims", "min_weight", *PROMPTED),
+    "embed_multi": (*ALL_TEXTS, *PROMPTED),
+    "embed_hybrid": (*ALL_TEXTS, *PROMPTED),
     "features": (*ALL_TEXTS, "layers"),
     "classify": (*ALL_TEXTS, "candidate_labels", "hypothesis_template", "multi_label", "logits"),
-    "rank": (*ALL_TEXTS, "top_k"),
+    "rank": (*ALL_TEXTS, "top_k", "prompt_name", "prompt"),
     "next_sentence": ALL_TEXTS,
     "fill_mask": (*ALL_TEXTS, "top_k"),
     "tag": ALL_TEXTS,
     "answer": (*ALL_TEXTS, "n_best"),
     "draw": PICTURES,
     "match": ("image",),
+    "neighbours": ("negative", "together", "top_k"),
 }
 # Options of conversations alone, by the names of the runtime's parameters.
 FLAGS = {"system": "--system", "template_options": "--template-option", "continue_from": "--continue"}
@@ -124,7 +129,8 @@ TemperatureOption = Annotated[
     float | None, generation_option("Sample at this temperature; 0 is greedy.", show_default="greedy")
 ]
 TopKOption = Annotated[
-    int | None, generation_option("Sample from the k likeliest tokens; fill_mask, rank: show k results.")
+    int | None,
+    generation_option("Sample from the k likeliest tokens; fill_mask, rank, neighbours: show k results."),
 ]
 TopPOption = Annotated[
     float | None,
@@ -291,6 +297,18 @@ TruncateDimOption = Annotated[
     int | None,
     encoder_option("Keep only the first dimensions of an embedding, this many.", show_default="all"),
 ]
+MaxActiveDimsOption = Annotated[
+    int | None,
+    encoder_option("embed_sparse: keep only the largest weights, this many.", show_default="all"),
+]
+MinWeightOption = Annotated[
+    float | None,
+    encoder_option("embed_sparse: leave out weights that are not above this.", show_default="0"),
+]
+InputTypeOption = Annotated[
+    str | None,
+    encoder_option("query or document, where a model reads them in two ways.", show_default="as encode does"),
+]
 PromptNameOption = Annotated[str | None, encoder_option("Name of a prompt of the checkpoint.")]
 PromptOption = Annotated[str | None, encoder_option("Text to put before each text; '' for none.")]
 LayersOption = Annotated[
@@ -298,6 +316,17 @@ LayersOption = Annotated[
     encoder_option(
         "embeddings, second_to_last, last, sum_last_four, concat_last_four, sum_all.", show_default="last"
     ),
+]
+
+NegativeOption = Annotated[
+    list[str] | None,
+    input_option(
+        "Word vectors: a word that is taken away from the sum of the others, as in king woman --negative man;"
+        " may be repeated."
+    ),
+]
+TogetherOption = Annotated[
+    bool | None, input_option("Word vectors: add all words, instead of one question each.", "--together")
 ]
 
 TruncationOption = Annotated[
@@ -330,6 +359,17 @@ PrecisionOption = Annotated[
     ),
 ]
 ThreadsOption = Annotated[int | None, engine_option("CPU threads.", show_default="one per physical core")]
+IndexOption = Annotated[
+    Path | None,
+    engine_option("The index that a model finds neighbours of its text in; `planforge index` makes it."),
+]
+IndexKeysOption = Annotated[
+    Path | None,
+    engine_option("The encoder's bundle that made the index's keys.", show_default="where the index says"),
+]
+ShowNeighboursOption = Annotated[
+    bool, input_option("Print the neighbours that were read below each answer.", "--show-neighbours")
+]
 MaxMemoryOption = Annotated[
     str | None,
     engine_option(

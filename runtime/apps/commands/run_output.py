@@ -8,13 +8,33 @@ from typing import Any
 from .console import emit, format_json
 
 # Tasks of which a text may have several lines, or none; a blank line stands between two texts.
-SEVERAL_LINES = ("features", "fill_mask", "tag", "answer")
+SEVERAL_LINES = ("embed_sparse", "embed_multi", "embed_hybrid", "features", "fill_mask", "tag", "answer")
+
+
+def format_vector(vector: Any) -> str:
+    return " ".join(f"{number:.6g}" for number in vector)
+
+
+def list_weights(result: Any) -> list[str]:
+    """Return a line for each token with a weight, the largest first."""
+    pairs = sorted(zip(result.tokens, result.values, strict=True), key=lambda pair: -pair[1])
+    return [f"{token}\t{weight:.4f}" for token, weight in pairs]
+
+
+def list_vectors(result: Any) -> list[str]:
+    """Return a line for each token with its vector."""
+    return [
+        f"{token}\t{format_vector(vector)}"
+        for token, vector in zip(result.tokens, result.vectors, strict=True)
+    ]
+
+
 LINES: dict[str, Callable[[Any], list[str]]] = {
-    "embed": lambda r: [" ".join(f"{number:.6g}" for number in r.vector)],
-    "features": lambda r: [
-        f"{token}\t{' '.join(f'{number:.6g}' for number in vector)}"
-        for token, vector in zip(r.tokens, r.vectors, strict=True)
-    ],
+    "embed": lambda r: [format_vector(r.vector)],
+    "embed_sparse": list_weights,
+    "embed_multi": list_vectors,
+    "embed_hybrid": lambda r: [format_vector(r.vector), *list_weights(r.sparse), *list_vectors(r.multi)],
+    "features": list_vectors,
     "classify": lambda r: [f"{r.label}\t{r.score:.4f}"],
     "rank": lambda r: [f"{r.score:.4f}\t{r.text}"],
     "next_sentence": lambda r: [f"{'follows' if r.is_next else 'does not follow'}\t{r.probability:.4f}"],
@@ -27,12 +47,16 @@ LINES: dict[str, Callable[[Any], list[str]]] = {
 
 
 class Printer:
-    """Prints the results of one task, in order; `several` candidates or labels each in a line of its own."""
+    """Prints the results of one task, in order; `several` candidates or labels each in a line of its own.
 
-    def __init__(self, task: str, as_json: bool, several: bool = False) -> None:
+    With `neighbours` those that were read stand below each answer.
+    """
+
+    def __init__(self, task: str, as_json: bool, several: bool = False, neighbours: bool = False) -> None:
         self._task = task
         self._as_json = as_json
         self._several = several
+        self._neighbours = neighbours
         self._count = 0
 
     def show(self, pair: tuple[Any, Any] | None) -> None:
@@ -59,4 +83,14 @@ class Printer:
         before = text if self._task == "generate" else ""
         if self._several:
             return [f"{before}{one.text}\t{one.score:.4f}" for one in result.candidates]
-        return [before + result.text]
+        return [before + result.text, *(list_neighbours(result) if self._neighbours else ())]
+
+
+def list_neighbours(generation: Any) -> Iterable[str]:
+    """Yield a line for each neighbour that was read of an answer's chunks."""
+    if not generation.neighbours:
+        yield "no neighbours were read: no chunk ends in this text, or there is no index"
+    for number, neighbours in enumerate(generation.neighbours):
+        yield f"neighbours of chunk {number}:" if neighbours else f"chunk {number} has no neighbours"
+        for one in neighbours:
+            yield f"  {one.distance:.3f}  {one.document}, token {one.start}: {' '.join(one.text.split())}"

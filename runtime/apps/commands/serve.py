@@ -9,6 +9,7 @@ import ipaddress
 import os
 import socket
 import sys
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -17,7 +18,15 @@ import typer
 
 from ...errors import InputError
 from .console import say
-from .run_options import MaxMemoryOption, PrecisionOption, ThreadsOption, make_option, read_max_memory
+from .run_options import (
+    IndexKeysOption,
+    IndexOption,
+    MaxMemoryOption,
+    PrecisionOption,
+    ThreadsOption,
+    make_option,
+    read_max_memory,
+)
 
 if TYPE_CHECKING:
     from starlette.applications import Starlette
@@ -121,6 +130,8 @@ def serve(
     threads: ThreadsOption = None,
     precision: PrecisionOption = None,
     max_memory: MaxMemoryOption = None,
+    index: IndexOption = None,
+    index_keys: IndexKeysOption = None,
 ) -> None:
     """Serve one or several bundles over HTTP: OpenAI-compatible routes, more tasks, and a web page."""
     from ..server import ServerSettings, make_app
@@ -145,8 +156,16 @@ def serve(
         page=not no_page,
     )
     engine = {"threads": threads, "precision": precision, "memory_limit": read_max_memory(max_memory)}
+    found = {"index": index, "index_keys": index_keys}
+    folders = name_bundles(bundles)
+    reading = find_reading(folders)
+    if index is not None and not reading:
+        raise InputError("--index is for a model that reads neighbours of its text, and none is served")
+    if index is None and index_keys is not None:
+        raise InputError("--index-keys is for an index; give --index too")
     loaders = {
-        name: partial(open_model, name, folder, **engine) for name, folder in name_bundles(bundles).items()
+        name: partial(open_model, name, folder, **engine, **(found if name in reading else {}))
+        for name, folder in folders.items()
     }
     with contextlib.closing(open_socket(host, port)) as listener:
         if is_open(settings):
@@ -157,7 +176,7 @@ def serve(
 def name_bundles(arguments: list[str]) -> dict[str, Path]:
     """Return the folders by their names; refuse two of one name, and what is no bundle."""
     from ...bundle.bundle import Bundle
-    from ...tasks import PICTURES, refuse_pictures
+    from ...tasks import PICTURES, refuse_others
 
     folders: dict[str, Path] = {}
     for argument in arguments:
@@ -174,9 +193,16 @@ def name_bundles(arguments: list[str]) -> dict[str, Path]:
             )
         opened = Bundle.open(folder)  # what is wrong with it is said before the server listens
         if opened.manifest.task != PICTURES:
-            refuse_pictures(opened, "the server")
+            refuse_others(opened, "the server")
         folders[name] = Path(folder)
     return folders
+
+
+def find_reading(folders: Mapping[str, Path]) -> set[str]:
+    """Return the names of the models that read neighbours of their text."""
+    from ...bundle.bundle import Bundle
+
+    return {name for name, folder in folders.items() if Bundle.open(folder).manifest.retrieval is not None}
 
 
 def open_model(name: str, folder: Path, **options: Any) -> Any:

@@ -23,7 +23,7 @@ from ...bundle.artifact import rank_exactness
 from ...bundle.bundle import Bundle
 from ...errors import InputError, MemoryLimitError
 from ...option_checks import check_whole
-from ...tasks import PICTURES, refuse_pictures
+from ...tasks import PICTURES, refuse_others
 from ..stage_progress import Notice
 from .bench_work import SUBJECTS, Work
 from .child import Child
@@ -35,6 +35,16 @@ MAX_ROUNDS = 50
 SECONDS = 3.0
 READ_BYTES = 256 * 2**20  # more than the processor's caches hold
 MIN_GAIN = 1.02  # of speed; less is not worth a less exact precision
+# What figures of pictures are called in JSON; None for those of texts alone.
+PICTURE_NAMES = {
+    "prompt": None,
+    "new_tokens": None,
+    "ttft_ms": "first_step_ms",
+    "inter_token_ms": "step_ms",
+    "tokens_per_s": "steps_per_s",
+    "tokens_per_s_range": "steps_per_s_range",
+    "texts_per_s": "pictures_per_s",
+}
 
 
 @dataclass(frozen=True)
@@ -81,6 +91,12 @@ class Case:
         high = self.tokens_per_s_range["p75"]
         return (high - low) / 2 / self.tokens_per_s
 
+    def to_json(self) -> dict[str, Any]:
+        """Return the figures by their names; those of pictures by the names of pictures."""
+        names = PICTURE_NAMES if self.steps else {}
+        named = ((names.get(name, name), value) for name, value in asdict(self).items())
+        return {name: value for name, value in named if name is not None}
+
 
 @dataclass(frozen=True)
 class BenchResult:
@@ -110,7 +126,7 @@ class BenchResult:
 
     def to_json(self) -> dict[str, Any]:
         """Return {"environment", "cases"}."""
-        return {"environment": self.environment, "cases": [asdict(case) for case in self.cases]}
+        return {"environment": self.environment, "cases": [case.to_json() for case in self.cases]}
 
 
 def is_as_fast(case: Case, fastest: Case) -> bool:
@@ -141,6 +157,7 @@ def bench(
     height: int | None = None,  # of pictures; the model's own size when None
     width: int | None = None,
     memory_limit: int | None = None,
+    index: str | Path | None = None,  # that a model reads neighbours from
     progress: Callable[[str], None] = lambda line: None,
 ) -> BenchResult:
     """Measure a bundle's precisions: generation, translation, embedding or pictures, by its task.
@@ -154,7 +171,7 @@ def bench(
     opened = Bundle.open(bundle)
     sizes = {"steps": steps, "height": height, "width": width}
     if opened.manifest.task not in SUBJECTS:
-        refuse_pictures(opened, "bench")
+        refuse_others(opened, "bench")
     if opened.manifest.task != PICTURES:
         refuse_sizes(sizes)
     check_whole("threads", threads, 1, os.cpu_count() or 1, optional=True, what="this machine's cores")
@@ -165,8 +182,9 @@ def bench(
     for precision in chosen:
         choose_artifact(opened, graph, precision)  # a wrong name is refused before anything is loaded
     options = {"prompt_tokens": prompt_tokens, "new_tokens": new_tokens, "batch": batch, **sizes}
+    place = None if index is None else str(index)
     works = [
-        Work(str(bundle), backend, precision, threads, memory_limit=memory_limit, **options)  # type: ignore[arg-type]
+        Work(str(bundle), backend, precision, threads, memory_limit=memory_limit, index=place, **options)  # type: ignore[arg-type]
         for precision in chosen
     ]
     used = choose_threads(threads)

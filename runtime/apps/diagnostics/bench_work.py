@@ -61,6 +61,7 @@ class Work:
     steps: int | None = None
     height: int | None = None
     width: int | None = None
+    index: str | None = None  # that a model reads neighbours from
 
 
 class Subject(ABC):
@@ -143,8 +144,7 @@ class Translating(Subject):
 
     def __init__(self, model: Translator, work: Work) -> None:
         artifacts = (model.artifact, model.encoder.artifact)
-        longest = min(model.max_length, *(artifact.axis("tokens").max for artifact in artifacts))
-        lengths = choose_lengths(work, longest, together=False)
+        lengths = choose_lengths(work, model.max_length, together=False)
         most = min(model.encoder.max_batch, model.artifact.axis("batch").max)
         super().__init__(model, artifacts, work, lengths, most)
 
@@ -213,6 +213,7 @@ class Drawing(Subject):
 
 SUBJECTS: dict[str, Callable[[Any, Work], Subject]] = {
     "text-generation": Generating,
+    "retrieval-generation": Generating,
     "text-encoding": Embedding,
     "translation": Translating,
     "image-generation": Drawing,
@@ -278,7 +279,7 @@ def serve(work: Work) -> None:
     opened = Bundle.open(work.bundle)
     started = time.perf_counter()
     options: LoadOptions = {"backend": work.backend, "precision": work.precision, "threads": work.threads}
-    options["memory_limit"] = work.memory_limit
+    options |= {"memory_limit": work.memory_limit, "index": work.index}
     with load(work.bundle, **options) as model:
         load_ms = (time.perf_counter() - started) * 1e3
         subject = SUBJECTS[opened.manifest.task](model, work)

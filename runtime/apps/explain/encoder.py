@@ -20,7 +20,7 @@ from ...text.tokenizer import Encoding
 from .explanation import Explanation, Lens, Likely, Target, Token
 from .gradients import Score
 from .graphs import ExplanationGraphs
-from .layers import attend, group_neurons, list_layers, run_layers
+from .layers import attend, find_factors, list_layers, run_layers
 from .objectives import COSINE, LOGIT, SIGMOID, SOFTMAX
 from .options import Request, ResolvedOptions, advising_shorter_texts, check_not_empty
 from .saliency import measure_saliency
@@ -105,7 +105,7 @@ def find_head(model: TextEncoder, other: str | None) -> Head:
     if defaults.fitted.features != "embedding":
         raise InputError(
             f"the head was fitted on features={defaults.fitted.features!r}; only a head on embeddings can be"
-            " explained: fit it with features='embedding'"
+            " explained: fit it with fit-head --features embedding"
         )
     with np.load(model.bundle.path(defaults.fitted.file), allow_pickle=False) as file:
         weight = file["weight"] - file["weight"].mean(0)
@@ -124,7 +124,12 @@ class Text:
 
 
 def read_text(model: TextEncoder, text: str, pair: str | None, kind: str) -> Text:
-    """Return a text's sequence and tokens; refuse one that is too long."""
+    """Return a text's sequence and tokens; refuse one that is too long, and a pair of a chat template."""
+    if pair is not None and model.defaults.pairs is not None:
+        raise InputError(
+            "explanations are of models that read a query and a text, and this model's chat template writes"
+            " both as one text; rank gives its scores"
+        )
     first = model.tokenizer.encode_batch([check_text(text)])[0]
     second = None if pair is None else model.tokenizer.encode_batch([check_text(pair)])[0]
     defaults = model.defaults
@@ -188,7 +193,7 @@ def explain_text(
         missing=saliency.missing,
         lens=look_at_labels(graphs, outputs, head, chosen) if "lens" in choices else None,
         attention={"self": attend(outputs, "attentions.", whole, whole)} if "attention" in choices else {},
-        neurons=group_neurons(outputs, choices),
+        neurons=find_factors(outputs, choices),
         other=pair if head.is_likeness else None,
     )
 

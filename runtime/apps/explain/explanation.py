@@ -180,6 +180,18 @@ class Explanation:
         tokens = [token.text for token in self.tokens]
         return draw_saliency(self.saliency, method, tokens, [target.text for target in self.targets])
 
+    def plot_neurons(self) -> Figure:
+        """Return a chart of how neurons fire: a row for each, by group, a column for each token.
+
+        It has the 400 most active neurons, and nothing below 0. Needs matplotlib.
+
+        Raises:
+            InputError: the explanation has no neurons.
+        """
+        from .picture import draw_firing
+
+        return draw_firing(self.neurons, [token.text for token in self.tokens])
+
 
 def write_target(target: Target) -> dict[str, Any]:
     return {**vars(target), "likeliest": [vars(one) for one in target.likeliest]}

@@ -16,7 +16,7 @@ from ...errors import ContextLengthError, InputError
 from .explanation import Explanation
 from .gradients import Score
 from .graphs import ExplanationGraphs
-from .layers import LensResults, attend, group_neurons, run_layers
+from .layers import LensResults, attend, find_factors, run_layers
 from .options import Request, ResolvedOptions, advising_shorter_texts, check_not_empty
 from .saliency import measure_saliency
 from .targets import describe_targets, look_at_targets, make_score
@@ -69,7 +69,7 @@ def explain_generation(
         missing=saliency.missing,
         lens=reading.make_lens(model.tokenizer, choices) if reading and "lens" in choices else None,
         attention={"self": attend(outputs, "attentions.", whole, whole)} if "attention" in choices else {},
-        neurons=group_neurons(outputs, choices),
+        neurons=find_factors(outputs, choices),
     )
 
 

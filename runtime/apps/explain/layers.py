@@ -14,7 +14,7 @@ from ...backends.backend import Array, Arrays
 from ...text.tokenizer import Tokenizer
 from .explanation import Attention, Lens, Likely, Watched
 from .graphs import ExplanationGraphs
-from .neurons import Factors, factorize
+from .neurons import Factors, group_neurons
 from .options import ResolvedOptions
 
 LENS_BYTES = 2**27  # that a lens may take at a time
@@ -66,11 +66,11 @@ def attend(outputs: dict[str, Array], prefix: str, queries: range, keys: range) 
     return Attention(weights, queries, keys)
 
 
-def group_neurons(outputs: Mapping[str, Array], choices: ResolvedOptions) -> Factors | None:
-    """Return the factors of the neurons, if they are wanted."""
+def find_factors(outputs: Mapping[str, Array], choices: ResolvedOptions) -> Factors | None:
+    """Return groups of the neurons, if they are wanted."""
     if "neurons" not in choices:
         return None
-    return factorize(list_layers(outputs, "activations."), choices.factors)
+    return group_neurons(list_layers(outputs, "activations."), choices)
 
 
 @dataclass(frozen=True, eq=False)

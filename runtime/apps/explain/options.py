@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...errors import ContextLengthError, InputError
-from ...option_checks import check_whole
+from ...option_checks import check_choice, check_whole
 from ...suggest import did_you_mean
 from .graphs import ExplanationGraphs
+from .neurons import GROUPINGS
 
 METHODS = ("gradient", "integrated_gradients", "occlusion", "lens", "attention", "neurons")
 USUAL = ("gradient", "lens", "attention")
@@ -65,6 +66,8 @@ class ResolvedOptions:
     methods: tuple[str, ...]
     objective: str
     factors: int
+    grouping: str = "nmf"
+    layer: int | None = None
     watch: tuple[str, ...] = ()
     on_step: Callable[[], None] = lambda: None
 
@@ -84,6 +87,8 @@ def make_choices(
     factors: int,
     watch: Sequence[str] = (),
     on_step: Callable[[], None] | None = None,
+    grouping: str = "nmf",
+    layer: int | None = None,
 ) -> ResolvedOptions:
     """Return the choices, checked; by default what the bundle's graphs can, else occlusion."""
     if isinstance(methods, str):
@@ -101,8 +106,12 @@ def make_choices(
     if objective not in OBJECTIVES:
         raise InputError(f"objective={objective!r} is not one of {', '.join(OBJECTIVES)}", option="objective")
     check_whole("factors", factors, 1, 64)
+    check_choice("grouping", grouping, GROUPINGS)
+    check_whole("layer", layer, 1, optional=True)
     if watch and "lens" not in chosen:
         raise InputError("watch needs the method lens; add it to methods", option="watch")
     if len(watch) > MAX_WATCHED:
         raise InputError(f"watch has {len(watch)} words; at most {MAX_WATCHED} are allowed", option="watch")
-    return ResolvedOptions(chosen, objective, factors, tuple(watch), on_step or (lambda: None))
+    return ResolvedOptions(
+        chosen, objective, factors, grouping, layer, tuple(watch), on_step or (lambda: None)
+    )

@@ -8,7 +8,7 @@ from typing import Any
 
 from ...errors import InputError
 from ...model import Model
-from ...tasks import refuse_pictures
+from ...tasks import refuse_others
 from .encoder import explain_text
 from .explanation import Explanation
 from .generator import explain_generation, measure_answer
@@ -68,6 +68,8 @@ def explain(
     objective: str = "logit",
     watch: str | Sequence[str] = (),
     factors: int = 5,
+    grouping: str = "nmf",
+    layer: int | None = None,
     max_new_tokens: int | None = None,
     parse_special: bool = False,
     on_step: Callable[[], None] | None = None,
@@ -92,6 +94,8 @@ def explain(
         objective: "logit" or "probability" of the token or label, which gradients are of.
         watch: words of one token each, whose ranks the lens tells too.
         factors: how many groups of neurons.
+        grouping: of neurons, "nmf" (non-negative matrix factorization) or "kmeans".
+        layer: groups the neurons of this layer alone, from 1; by default those of all.
         max_new_tokens: of a text generator's own answer; 20 by default.
         parse_special: read special tokens such as <|endoftext|> in a prompt or source as such.
         on_step: called between parts of the work, up to some hundred times; what it raises ends it.
@@ -101,11 +105,13 @@ def explain(
             a model of its task.
         ContextLengthError: text and answer are longer than the model takes.
     """
-    refuse_pictures(model.bundle, "explain")
+    refuse_others(model.bundle, "explain")
+    if model.task not in TASKS:
+        raise InputError(f"explain is for {', '.join(TASKS)}, and this model is for {model.task}")
     task = TASKS[model.task]
     task.check_use({"pair": pair, "watch": watch, "max_new_tokens": max_new_tokens})
     graphs = find_graphs(model)
-    choices = make_choices(graphs, methods, objective, factors, watch, on_step)
+    choices = make_choices(graphs, methods, objective, factors, watch, on_step, grouping, layer)
     most = USUAL_NEW_TOKENS if max_new_tokens is None else max_new_tokens
     with graphs.lend():
         return task.explain(model, Request(text, answer, pair, most, parse_special), graphs, choices)

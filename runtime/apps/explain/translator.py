@@ -19,7 +19,7 @@ from ...errors import ContextLengthError, InputError
 from .explanation import Attention, Explanation
 from .gradients import Score
 from .graphs import ExplanationGraphs
-from .layers import LensResults, attend, group_neurons, run_layers
+from .layers import LensResults, attend, find_factors, run_layers
 from .neurons import Factors
 from .options import Request, ResolvedOptions, advising_shorter_texts, check_not_empty
 from .saliency import measure_saliency
@@ -86,7 +86,7 @@ def explain_translation(
         missing=saliency.missing,
         lens=reading.make_lens(model.target_tokenizer, choices) if reading and "lens" in choices else None,
         attention=attention,
-        neurons=place_factors(group_neurons(outputs, choices), S),
+        neurons=place_factors(find_factors(outputs, choices), S),
     )
 
 
@@ -106,9 +106,10 @@ def place_factors(factors: Factors | None, S: int) -> Factors | None:
     """Return factors of what the decoder read as those of all tokens; the source has none of its neurons."""
     if factors is None:
         return None
-    none = np.zeros((len(factors.activations), 1), factors.activations.dtype)
-    placed = [np.repeat(none, S, axis=1), factors.activations, none]
-    return replace(factors, activations=np.concatenate(placed, axis=1))
+    sides = ((0, 0), (S, 1))
+    return replace(
+        factors, activations=np.pad(factors.activations, sides), firing=np.pad(factors.firing, sides)
+    )
 
 
 def score_translation(model: Translator, source: Sequence[int], translation: Sequence[int]) -> Array:

@@ -23,7 +23,7 @@ from ...bundle.bundle import Bundle, compute_sha256
 from ...bundle.manifest import Artifact
 from ...errors import DataError, InputError, PlanForgeError
 from ...suggest import did_you_mean
-from ...tasks import refuse_pictures
+from ...tasks import refuse_others
 from ..batch.text_table import TextTable, read_text_table
 from ..diagnostics.bench import compute_percentiles
 from ..diagnostics.child import Child
@@ -153,7 +153,7 @@ def prove(
 
 def find_task(bundle: Bundle) -> str:
     """Return whether a bundle classifies or scores texts; refuse others."""
-    refuse_pictures(bundle, "prove")
+    refuse_others(bundle, "prove")
     manifest = bundle.manifest
     if manifest.task == "text-generation":
         return SCORE

@@ -151,13 +151,26 @@ class CompletionLogprobs(Record):
     text_offset: list[int]
 
 
+class ReadNeighbour(Record):
+    """A neighbour that was read: its text's name, its first token, and 1 less the cosine of the keys."""
+
+    document: str
+    start: int
+    distance: float
+    text: str
+
+
 class CompletionChoice(Record):
-    """One continuation of a prompt, or in a stream a piece of it, whose last one has the finish reason."""
+    """One continuation of a prompt, or in a stream a piece of it, whose last one has the finish reason.
+
+    Where a model reads neighbours of its text, `neighbours` has those of each chunk of prompt and answer.
+    """
 
     index: int
     text: str
     logprobs: CompletionLogprobs | None
     finish_reason: FinishReason | None
+    neighbours: list[list[ReadNeighbour]] | UnsetType = UNSET
 
 
 class CompletionAnswer(Record, tag_field="object", tag="text_completion"):
@@ -231,6 +244,28 @@ class RerankAnswer(Record):
     model: str
     results: list[RankedDocument]
     usage: Usage
+
+
+class WeightEntry(Record):
+    """A token's id and its weight."""
+
+    index: int
+    value: float
+
+
+class RankedText(Record):
+    """A text's place among those given, and its score."""
+
+    index: int
+    score: float
+    text: str | UnsetType = UNSET
+
+
+class ScoreEntry(Record, tag_field="object", tag="score"):
+    """The score of a pair of texts."""
+
+    index: int
+    score: float
 
 
 class CandidateEntry(Record):
@@ -358,6 +393,7 @@ class ModelEntry(Record, tag_field="object", tag="model"):
     context_length: int | UnsetType = UNSET
     labels: list[str] | UnsetType = UNSET
     mask_token: str | UnsetType = UNSET
+    matches: list[str] | UnsetType = UNSET
     tools: bool | UnsetType = UNSET
     languages: list[str] | UnsetType = UNSET
     alignments: bool | UnsetType = UNSET

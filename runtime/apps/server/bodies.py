@@ -24,8 +24,12 @@ INPUTS = (
     "prompt",
     "negative_prompt",
     "input",
+    "inputs",
     "query",
     "documents",
+    "texts",
+    "text_1",
+    "text_2",
     "question",
     "context",
     "pair",
@@ -281,31 +285,6 @@ class EncodeRequest(LongTextsRequest):
     """What most routes of encoders may have."""
 
     parse_special: Special | None = None
-
-
-class EmbeddingsRequest(EncodeRequest, kw_only=True):
-    """The body of /v1/embeddings."""
-
-    input: Text | Many[Annotated[Text, refusal(TOKEN_IDS, "x-other-type")]]
-    dimensions: Annotated[Size, says("Keep so many of a vector's first numbers.")] | None = None
-    encoding_format: Literal["float", "base64"] | None = None
-    prompt_name: Annotated[str, says("A prompt of the checkpoint to put before each text.")] | None = None
-    normalize: Annotated[bool, says("To length 1; the checkpoint's choice unless given.")] | None = None
-
-
-class Document(Part):
-    """A document."""
-
-    text: Text
-
-
-class RerankRequest(EncodeRequest, kw_only=True):
-    """The body of /v1/rerank."""
-
-    query: Text
-    documents: Many[Text | Document]
-    top_n: Annotated[Size, says("Return only so many documents.")] | None = None
-    return_documents: Annotated[bool, says("Return their texts too.")] | None = None
 
 
 class ClassifyRequest(EncodeRequest, kw_only=True):

@@ -20,9 +20,12 @@ from .answers import (
     ImageEvent,
     ImagesAnswer,
     ListOf,
+    RankedText,
     RerankAnswer,
+    ScoreEntry,
     TokenizeAnswer,
     TranslationEntry,
+    WeightEntry,
     list_results,
 )
 from .bodies import (
@@ -32,10 +35,8 @@ from .bodies import (
     ClassifyRequest,
     CompletionRequest,
     DetokenizeRequest,
-    EmbeddingsRequest,
     ExplanationsRequest,
     FillMaskRequest,
-    RerankRequest,
     TagsRequest,
     TokenizeRequest,
     TranslationsRequest,
@@ -45,9 +46,11 @@ from .explanations import explain
 from .image_bodies import ImageEditsRequest, ImagesRequest
 from .images import NAMES as IMAGE_NAMES
 from .images import edit_images, generate_images
+from .matches import MatchesEntry, MatchesRequest, find_matches
 from .text import NAMES, chat, complete
 from .translations import detokenize, tokenize, translate
-from .vectors import answer, classify, embed, fill_mask, rerank, tag
+from .vector_bodies import EmbeddingsRequest, RerankRequest, ScoreRequest, SparseRequest, TextsRankRequest
+from .vectors import answer, classify, embed, embed_sparse, fill_mask, rerank, rerank_texts, score, tag
 
 
 @dataclass(frozen=True)
@@ -116,6 +119,38 @@ ENDPOINTS = (
         rerank,
         RerankAnswer,
         names={"first": "query", "texts": "documents", **CUT},
+    ),
+    Endpoint(
+        "/rerank",
+        "rerank",
+        TextsRankRequest,
+        rerank_texts,
+        list[RankedText],
+        names={"first": "query", **CUT},
+    ),
+    Endpoint(
+        "/v1/score",
+        "rerank",
+        ScoreRequest,
+        score,
+        ListOf[ScoreEntry],
+        names={"first": "text_1", "texts": "text_2", **CUT},
+    ),
+    Endpoint(
+        "/embed_sparse",
+        "embed_sparse",
+        SparseRequest,
+        embed_sparse,
+        list[list[WeightEntry]],
+        names={**CUT, "texts": "inputs"},
+    ),
+    Endpoint(
+        "/v1/matches",
+        "matches",
+        MatchesRequest,
+        find_matches,
+        ListOf[MatchesEntry],
+        names={"texts": "documents", **CUT},
     ),
     Endpoint(
         "/v1/classify",

@@ -24,6 +24,7 @@ from .answers import (
     Delta,
     FinishReason,
     Message,
+    ReadNeighbour,
     Record,
     StreamedChatChoice,
     StreamedToolCall,
@@ -162,6 +163,14 @@ class ChatForm(Form):
         return TokenLogprob(text, max(logprob, LEAST), list(content))
 
 
+def write_neighbours(answer: Generation) -> list[list[ReadNeighbour]]:
+    """Return the neighbours that were read of each chunk."""
+    return [
+        [ReadNeighbour(one.document, one.start, one.distance, one.text) for one in neighbours]
+        for neighbours in answer.neighbours
+    ]
+
+
 class CompletionForm(Form):
     """The form of /v1/completions."""
 
@@ -170,7 +179,10 @@ class CompletionForm(Form):
     event = CompletionEvent
 
     def write_answer(self, index: int, answer: Generation) -> CompletionChoice:
-        return self._write(index, answer)
+        choice = self._write(index, answer)
+        if answer.neighbours:
+            choice.neighbours = write_neighbours(answer)
+        return choice
 
     def write_start(self, index: int) -> list[CompletionChoice]:
         return []
@@ -180,7 +192,9 @@ class CompletionForm(Form):
         return [choice] if chunk.text or chunk.finish_reason is not None else []
 
     def write_end(self, index: int, answer: Generation) -> list[CompletionChoice]:
-        return []
+        if not answer.neighbours:
+            return []
+        return [CompletionChoice(index, "", None, None, write_neighbours(answer))]
 
     def _write(self, index: int, part: Generation | Chunk) -> CompletionChoice:
         """Return a choice with the tokens whose text it has, and the last one with those that have none."""

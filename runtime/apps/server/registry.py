@@ -14,7 +14,7 @@ from typing import Any, NoReturn, TypeAlias
 
 from ...errors import InputError
 from ...model import Model
-from ...tasks import refuse_pictures
+from ...tasks import refuse_others
 from .answers import ModelEntry, State
 from .errors import ApiError
 from .metrics import Metrics
@@ -182,9 +182,11 @@ class Registry:
         if len(self.loaded) < len(self.names):
             raise ApiError(503, "the models are loading", code="loading", retry=True)
         if not able:
+            others = sorted({one for served in list(self.loaded.values()) for one in served.capabilities})
             raise ApiError(
                 400,
-                f"no model of this server supports {capability!r}{NEEDS.get(capability, '')}",
+                f"no model of this server supports {capability!r}{NEEDS.get(capability, '')}; its models"
+                f" support {', '.join(others)}",
                 param="model",
                 code="wrong_model",
             )
@@ -219,7 +221,7 @@ class Registry:
                 self.metrics.observe(name, measure, value)
 
         if model.task not in TASKS:
-            refuse_pictures(model.bundle, "the server")
+            refuse_others(model.bundle, "the server")
         context = 0
         if TASKS[model.task].shares_steps:
             shares = not several if settings.share_prompts is None else settings.share_prompts

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 # Tasks of encoders, and what clients call them.
 ENCODERS = {
     "embed": "embeddings",
+    "embed_sparse": "embed_sparse",
     "classify": "classify",
     "rank": "rerank",
     "tag": "tags",
@@ -46,12 +47,19 @@ def list_encoders_capabilities(model: TextEncoder) -> tuple[str, ...]:
     able = [name for task, name in ENCODERS.items() if task in model.tasks]
     if len(model.labels) != 1 and "rerank" in able:  # its head is classify's
         able.remove("rerank")
-    return tuple(able)
+    return (*able, "matches") if list_match_kinds(model) else tuple(able)
+
+
+def list_match_kinds(model: TextEncoder) -> list[str]:
+    """Return by what a model matches tokens: sparse weights, vectors of tokens (multi), or both."""
+    return [kind for kind in ("sparse", "multi") if f"embed_{kind}" in model.tasks]
 
 
 def describe_encoder(model: TextEncoder) -> dict[str, Any]:
     mask = model.defaults.tokens.get("mask")
-    told = {} if mask is None else {"mask_token": model.tokenizer.spell(mask)}
+    told: dict[str, Any] = {} if mask is None else {"mask_token": model.tokenizer.spell(mask)}
+    if kinds := list_match_kinds(model):
+        told["matches"] = kinds
     return {"labels": list(model.labels), **told}
 
 
@@ -70,6 +78,9 @@ def describe_pictures(model: ImageGenerator) -> dict[str, Any]:
 
 TASKS = {
     "text-generation": Task(
+        list_generators_capabilities, lambda model: {"tools": model.has_tools}, shares_steps=True
+    ),
+    "retrieval-generation": Task(
         list_generators_capabilities, lambda model: {"tools": model.has_tools}, shares_steps=True
     ),
     "text-encoding": Task(list_encoders_capabilities, describe_encoder),

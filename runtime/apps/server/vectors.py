@@ -10,32 +10,51 @@ import numpy as np
 from msgspec import Raw
 from starlette.responses import Response
 
-from ...encode.results import Answers, Classification, Embedding, FilledMask, Ranked, Result, Tags
+from ...encode.results import (
+    Answers,
+    Classification,
+    Embedding,
+    FilledMask,
+    Ranked,
+    Result,
+    SparseEmbedding,
+    Tags,
+)
 from ...errors import BackendError, InputError
 from ...scheduling.batcher import PendingResults
 from ...scheduling.steps import Steps
-from .answers import DocumentText, EmbeddingEntry, ListOf, RankedDocument, RerankAnswer, Usage
+from .answers import (
+    DocumentText,
+    EmbeddingEntry,
+    ListOf,
+    RankedDocument,
+    RankedText,
+    RerankAnswer,
+    ScoreEntry,
+    Usage,
+    WeightEntry,
+)
 from .bodies import (
     MAX_TEXTS,
     AnswersRequest,
     Body,
     ClassifyRequest,
-    EmbeddingsRequest,
     EncodeRequest,
     FillMaskRequest,
     LongTextsRequest,
-    RerankRequest,
     TagsRequest,
 )
 from .calls import Call, cancel_when_gone, make_step, wait_for_all
 from .errors import ApiError
 from .json_text import encode_pieces
 from .text_sizes import measure_texts
+from .vector_bodies import EmbeddingsRequest, RerankRequest, ScoreRequest, SparseRequest, TextsRankRequest
 
 T = TypeVar("T")
 FEW = 4  # vectors that are written in less time than it takes to wake another thread
 # Tasks that would leave out a long text's end; others read in windows.
-CUTTING = ("embed", "rank", "classify")
+INSTRUCTIONS = ("prompt_name", "prompt")  # of models that score pairs
+CUTTING = ("embed", "embed_sparse", "embed_multi", "rank", "classify")
 
 
 async def run_task(
@@ -50,7 +69,7 @@ async def run_task(
     `names` are those of the parameters that have the texts; of pairs, the first and the second ones.
     """
     encoder: Any = call.served.model  # a TextEncoder, as its capabilities say
-    options |= read_length(call, task)
+    options = read_length(call, task) | options
     steps: Steps[PendingResults[Any]] = encoder.submit_in_steps(
         task, items, client=call.client, deadline=call.deadline, **options
     )
@@ -100,7 +119,7 @@ def is_short(result: Any) -> bool:
 
 async def embed(call: Call[EmbeddingsRequest]) -> Response:
     """Return a vector for each text."""
-    options = call.take("prompt_name", "normalize", truncate_dim="dimensions")
+    options = call.take("prompt_name", "input_type", "normalize", truncate_dim="dimensions")
     results, tokens = await run_task(call, "embed", list_texts(call.body.input), **options)
     write_vector = write_base64 if call.body.encoding_format == "base64" else write_floats
 
@@ -127,7 +146,7 @@ async def rerank(call: Call[RerankRequest]) -> Response:
     documents = [each if isinstance(each, str) else each.text for each in call.body.documents]
     results: list[Ranked]
     pairs = [(query, document) for document in documents]
-    results, tokens = await run_task(call, "rank", pairs, ("query", "documents"))
+    results, tokens = await run_task(call, "rank", pairs, ("query", "documents"), **call.take(*INSTRUCTIONS))
     check_finite([result.score for result in results])
     order = sorted(range(len(results)), key=lambda index: -results[index].score)[: call.body.top_n]
     rows = [RankedDocument(index, results[index].score, results[index].dropped) for index in order]
@@ -136,6 +155,61 @@ async def rerank(call: Call[RerankRequest]) -> Response:
             row.document = DocumentText(documents[row.index])
     answer = RerankAnswer(call.served.name, rows, Usage(tokens, tokens))
     return await call.write(make_step(lambda: answer), few=not call.body.return_documents)
+
+
+def cut_if_asked(call: Call[SparseRequest] | Call[TextsRankRequest]) -> dict[str, Any]:
+    """Return the option of TEI's `truncate`."""
+    return {"truncation": "head"} if call.body.truncate else {}
+
+
+async def embed_sparse(call: Call[SparseRequest]) -> Response:
+    """Return the weights of each text's tokens, and of words like them."""
+    texts = list_texts(call.body.inputs)
+    options = call.take("prompt_name", "input_type", "max_active_dims") | cut_if_asked(call)
+    results: list[SparseEmbedding]
+    results, _ = await run_task(call, "embed_sparse", texts, ("inputs", "inputs"), **options)
+
+    def write(index: int, result: SparseEmbedding) -> list[WeightEntry]:
+        check_finite(result.values)
+        pairs = zip(result.indices.tolist(), result.values.tolist(), strict=True)
+        return [WeightEntry(token, weight) for token, weight in pairs]
+
+    return await call.write(encode_pieces(write, results))
+
+
+async def rerank_texts(call: Call[TextsRankRequest]) -> Response:
+    """Score texts against a query, the best first, in TEI's form."""
+    texts = call.body.texts
+    pairs = [(call.body.query, text) for text in texts]
+    results: list[Ranked]
+    results, _ = await run_task(
+        call, "rank", pairs, ("query", "texts"), **call.take(*INSTRUCTIONS), **cut_if_asked(call)
+    )
+    check_finite([result.score for result in results])
+    rows = [RankedText(index, result.score) for index, result in enumerate(results)]
+    rows.sort(key=lambda row: -row.score)
+    if call.body.return_text:
+        for row in rows:
+            row.text = texts[row.index]
+    return await call.write(make_step(lambda: rows), few=not call.body.return_text)
+
+
+async def score(call: Call[ScoreRequest]) -> Response:
+    """Score pairs of texts, in their order."""
+    firsts, seconds = list_texts(call.body.text_1), list_texts(call.body.text_2)
+    if len(firsts) == 1:
+        firsts *= len(seconds)
+    if len(firsts) != len(seconds):
+        reason = f"text_1 has {len(firsts)} texts and text_2 {len(seconds)}; give one, or as many"
+        raise ApiError(400, reason, param="text_1", code="invalid_value")
+    pairs = list(zip(firsts, seconds, strict=True))
+    results, tokens = await run_task(call, "rank", pairs, ("text_1", "text_2"), **call.take(*INSTRUCTIONS))
+
+    def write(index: int, result: Ranked) -> ScoreEntry:
+        check_finite([result.score])
+        return ScoreEntry(index, result.score)
+
+    return await answer_list(call, write, results, tokens)
 
 
 async def run_and_list(

@@ -136,7 +136,7 @@ def test_a_folder_whose_name_has_an_at_is_a_folder(tmp_path: Path, calls: list[A
     assert "commit" not in source.describe(tmp_path / "bundle")
 
 
-def test_the_hub_is_asked_once_in_an_export_through_optimum(
+def test_the_hub_is_asked_once_in_an_export_that_is_traced(
     calls: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sources: list[Source] = []
@@ -152,7 +152,7 @@ def test_the_hub_is_asked_once_in_an_export_through_optimum(
         sources.append(resolve_source(model))
         return sources[-1]
 
-    monkeypatch.setattr(exporting, "export_with_optimum", write_graphs)
+    monkeypatch.setattr(exporting, "export_with_transformers", write_graphs)
     monkeypatch.setattr(candidates, "read_folder", stop)
     monkeypatch.setattr(exporting, "resolve_source", resolve)
     with pytest.raises(CheckpointError, match="graphs is read"):

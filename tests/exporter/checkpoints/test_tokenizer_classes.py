@@ -69,6 +69,11 @@ def trained(kind: str) -> str:
             trainers.WordPieceTrainer(vocab_size=300, special_tokens=SPECIAL),
             pre_tokenizers.BertPreTokenizer(),
         ),
+        "words": (
+            models.BPE(unk_token="<unk>", end_of_word_suffix="</w>"),
+            trainers.BpeTrainer(vocab_size=300, special_tokens=SPECIAL, end_of_word_suffix="</w>"),
+            pre_tokenizers.BertPreTokenizer(),
+        ),
     }
     model, trainer, pre_tokenizer = kinds[kind]
     tokenizer: Any = tokenizers.Tokenizer(model)
@@ -77,7 +82,7 @@ def trained(kind: str) -> str:
     both = [text for words in WORDS for text in (words, words.lower(), "cafe sao unlu zoe " + words)]
     tokenizer.train_from_iterator(both * 3, trainer)
     tokenizer.normalizer = normalizers.Lowercase()
-    joins = {"bytes": decoders.ByteLevel(), "wordpiece": decoders.WordPiece()}
+    joins = {"bytes": decoders.ByteLevel(), "wordpiece": decoders.WordPiece(), "words": decoders.BPEDecoder()}
     tokenizer.decoder = joins.get(kind, decoders.Metaspace())
     tokenizer.add_tokens([AddedToken("<ent>", normalized=False), AddedToken("<Name>", normalized=False)])
     written: str = tokenizer.to_str()
@@ -160,6 +165,8 @@ CASES: list[tuple[str, str | None, dict[str, Any] | None]] = [
     ),
     ("wordpiece", "mpnet", {"tokenizer_class": "MPNetTokenizer", "do_lower_case": False}),
     ("wordpiece", "electra", {"tokenizer_class": "ElectraTokenizer", "strip_accents": False}),
+    ("words", "openai-gpt", None),
+    ("words", "openai-gpt", {"tokenizer_class": "OpenAIGPTTokenizerFast", "do_lower_case": False, **ROLES}),
     ("bytes", "bart", {"add_prefix_space": True}),
     ("unigram", "bert", {"tokenizer_class": "XLMRobertaTokenizer"}),
     ("unigram", "xlm-roberta", {"tokenizer_class": "PreTrainedTokenizerFast", "do_lower_case": False}),

@@ -20,14 +20,14 @@ from sklearn.model_selection import GridSearchCV, StratifiedKFold, train_test_sp
 from benchmarks.movie_reviews import movie_reviews
 from planforge.exporter import export, fit_head, verify
 from planforge.exporter.checkpoints.source import resolve_source
-from planforge.exporter.fitting.fitting import FOLDS, STRENGTHS
 from planforge.exporter.fitting.labelled_texts import read_table
+from planforge.exporter.fitting.regression import FOLDS, STRENGTHS
 from planforge.exporter.verification import verify as verify_module
 from planforge.exporter.verification.golden_answers import GOLDEN
 from planforge.exporter.verification.structure import READING
 from planforge.runtime import TextEncoder
 from planforge.runtime.bundle.bundle import Bundle
-from planforge.runtime.errors import InputError
+from planforge.runtime.errors import DataError, InputError
 
 from ...helpers.faults import change_weight, perturbed
 from ...helpers.graphs import replace_graph
@@ -66,7 +66,14 @@ def encoder_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize(
     ("classes", "features"),
-    [(2, "embedding"), (2, "embeddings"), (3, "embedding"), (3, "concat_last_four"), (3, "sum_all")],
+    [
+        (2, "embedding"),
+        (2, "embeddings"),
+        (3, "embedding"),
+        (3, "concat_last_four"),
+        (3, "sum_all"),
+        (3, "cls"),
+    ],
 )
 def test_the_graph_and_scikit_learn_agree(
     encoder_bundle: Path, tmp_path: Path, classes: int, features: str
@@ -79,9 +86,9 @@ def test_the_graph_and_scikit_learn_agree(
         if features == "embedding":
             matrix = encoder.embed(texts)
         else:
-            options: dict[str, Any] = {"layers": features}
+            options: dict[str, Any] = {"layers": "last" if features == "cls" else features}
             found = encoder.features(texts, **options)
-            matrix = np.stack([f.vectors.mean(0) for f in found])
+            matrix = np.stack([f.vectors[0] if features == "cls" else f.vectors.mean(0) for f in found])
     labels = [label for _, label in rows]
     train, test = train_test_split(np.arange(160), test_size=0.25, random_state=0, stratify=labels)
     folds = StratifiedKFold(FOLDS, shuffle=True, random_state=0)
@@ -256,7 +263,7 @@ def test_a_table_that_cannot_be_used_is_named(tmp_path: Path, name: str, content
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"features": "first"}, "features='first' is not one of embedding, embeddings"),
+        ({"features": "first"}, "features='first' is not one of embedding, cls, embeddings"),
         ({"test_share": 1.5}, "test_share=1.5 must be"),
         ({"test_share": 0.01}, "is less than one row per class"),
         ({"seed": -1}, "seed=-1 must be"),
@@ -277,8 +284,12 @@ def test_bundles_that_no_head_fits_on(encoder_bundle: Path, demo_bundle: Path, t
     with pytest.raises(InputError, match="written over"):
         fit_head(encoder_bundle, table, encoder_bundle, force=True)
     few = write_rows(tmp_path / "few.tsv", [("a", "x"), ("b", "y"), *sentences(20, 1)])
-    with pytest.raises(InputError, match="the class 'x' has 1 rows; at least 8 are needed"):
+    with pytest.raises(InputError, match="the class 'x' has 1 row; at least 8 are needed"):
         fit_head(encoder_bundle, few, tmp_path / "fitted")
+    words = tmp_path / "words.tsv"
+    words.write_text("text\tlabels\nEva lives\tname other\n", encoding="utf-8")
+    with pytest.raises(DataError, match="columns text and labels, which are those of words: add --per-token"):
+        fit_head(encoder_bundle, words, tmp_path / "fitted")
     fitted = fit_head(encoder_bundle, table, tmp_path / "fitted").bundle
     with pytest.raises(InputError, match="already has a sequence_classification head"):
         fit_head(fitted, table, tmp_path / "again")

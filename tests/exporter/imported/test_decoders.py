@@ -25,6 +25,7 @@ from planforge.runtime.errors import InputError
 
 from ...helpers.models import edit_json, greedy
 from ...helpers.plans import only
+from ...helpers.same_answers import compare_tokens
 from ...helpers.selftest import mend
 
 FAMILIES = ("llama", "qwen2", "mistral", "gpt_neox", "opt", "phi")
@@ -45,16 +46,8 @@ def test_the_tokens_are_those_of_transformers(
     bundle = imported(name)
     manifest = Bundle.open(bundle).manifest
     assert [a.id for a in manifest.artifacts] == GRAPHS and all(a.passed for a in manifest.artifacts)
-    reference: Any = transformers.AutoModelForCausalLM.from_pretrained(exported / name, dtype=torch.float32)
     for graph in GRAPHS:
-        with TextGenerator.load(only(bundle, tmp_path / graph, graph)) as model:
-            prompts = [[*model.defaults.prefix, *model.tokenizer.encode(prompt)] for prompt in PROMPTS]
-            wanted = [greedy(reference, prompt, 20) for prompt in prompts]
-            assert len({token for tokens in wanted for token in tokens}) >= 8
-            answers = model.generate(PROMPTS, max_new_tokens=20)  # a padded batch
-            drafted = model.generate(PROMPTS[0], max_new_tokens=20, speculative="prompt-lookup")
-            assert [list(answer.token_ids) for answer in answers] == wanted
-            assert list(drafted.token_ids) == wanted[0]
+        compare_tokens(only(bundle, tmp_path / graph, graph), exported / name)
 
 
 def test_prompts_begin_as_the_tokenizer_says(exported: Path, imported: Callable[[str], Path]) -> None:
@@ -154,7 +147,7 @@ def test_attention_that_is_more_than_causal_stays_as_it_is(
     options: dict[str, Any] = {"precision": ["fp32"], "target": ["cpu"], "verify": "quick"}
     result = import_folder(exported / f"{name}.onnx", out, source=exported / name, **options)
     assert [a.id for a in result.manifest.artifacts] == ["decoder.portable.fp32"]
-    assert "optimum's attention is kept" in caplog.text
+    assert "its own attention is kept" in caplog.text
     reference: Any = transformers.AutoModelForCausalLM.from_pretrained(exported / name)
     with TextGenerator.load(out) as model:
         prompt = model.tokenizer.encode(PROMPTS[2])
@@ -178,7 +171,7 @@ def test_an_unknown_form_of_attention_stays_as_it_is(
     options: dict[str, Any] = {"precision": ["fp32"], "target": ["cpu"], "verify": "quick"}
     with pytest.raises(VerificationError, match=r"decoder\.portable\.fp32"):
         import_folder(own, tmp_path / "bundle", source=exported / "llama", **options)
-    assert "optimum's attention is kept: no Softmax of layer 0" in caplog.text
+    assert "its own attention is kept: no Softmax of layer 0" in caplog.text
     assert not (tmp_path / "bundle").exists()
 
 

@@ -13,7 +13,6 @@ import onnx
 import pytest
 import sentence_transformers
 import tokenizers
-import torch
 import transformers
 from tokenizers import processors
 
@@ -22,23 +21,21 @@ from planforge.exporter.errors import CheckpointError, ExportError
 from planforge.exporter.exporting import import_folder
 from planforge.runtime import TextEncoder
 from planforge.runtime.bundle.bundle import Bundle
+from planforge.runtime.bundle.defaults import SpecialTokens
 from planforge.runtime.errors import InputError
 from planforge.runtime.text.long_text import fit
 
 from ...helpers.models import edit_json
 from ...helpers.plans import only
+from ...helpers.same_answers import (
+    PAIR,
+    TEXTS,
+    compare_classes,
+    compare_masked_words,
+    compare_vectors,
+)
 
 GRAPHS = ["encoder.ort.fp32", "encoder.portable.fp32"]
-TEXTS = ["In the beginning God created the heaven", "And", "the word of the LORD came " * 6]
-PAIR = ("And God said", "Let there be light: and there was light")
-
-
-def states(folder: Path, text: str) -> Any:
-    """Of transformers (T, E)."""
-    model: Any = transformers.AutoModel.from_pretrained(folder).eval()
-    tokens = transformers.PreTrainedTokenizerFast.from_pretrained(folder)(text, return_tensors="pt")
-    with torch.no_grad():
-        return model(tokens.input_ids).last_hidden_state[0].numpy()
 
 
 @pytest.mark.parametrize("name", ["roberta", "mpnet", "deberta"])
@@ -48,44 +45,23 @@ def test_embeddings_and_features_are_those_of_transformers(
     bundle = imported(name)
     manifest = Bundle.open(bundle).manifest
     assert [a.id for a in manifest.artifacts] == GRAPHS and all(a.passed for a in manifest.artifacts)
-    wanted = [states(exported / name, text) for text in TEXTS]
     for graph in GRAPHS:
-        with TextEncoder.load(only(bundle, tmp_path / graph, graph)) as model:
-            found = model.embed(TEXTS, pooling="mean", normalize=False)  # a padded batch
-            np.testing.assert_allclose(found, [array.mean(0) for array in wanted], atol=1e-5)
-            for features, array in zip(model.features(TEXTS), wanted, strict=True):
-                np.testing.assert_allclose(features.vectors, array, atol=1e-5)
+        compare_vectors(only(bundle, tmp_path / graph, graph), exported / name)
 
 
 def test_classes_of_texts_and_pairs_are_those_of_transformers(
     exported: Path, imported: Callable[[str], Path]
 ) -> None:
-    reference: Any = transformers.AutoModelForSequenceClassification.from_pretrained(exported / "electra")
-    tokenizer = transformers.PreTrainedTokenizerFast.from_pretrained(exported / "electra")
     with TextEncoder.load(imported("electra")) as model:
         assert model.heads == ("sequence_classification",)
-        for item in (TEXTS[0], PAIR):
-            given = (item,) if isinstance(item, str) else item
-            with torch.no_grad():
-                read = tokenizer(*given, return_tensors="pt")
-                logits = reference.eval()(**read).logits[0]
-            found = model.classify(*given)
-            assert found.label == f"LABEL_{int(logits.argmax())}"
-            np.testing.assert_allclose(found.score, logits.softmax(-1).max(), atol=1e-5)
+        compare_classes(model, exported / "electra")
         with pytest.raises(InputError, match="embed needs hidden states, which this bundle's graph does not"):
             model.embed(TEXTS[0])
 
 
 def test_masked_words_are_those_of_transformers(exported: Path, imported: Callable[[str], Path]) -> None:
-    text = "In the <mask> God created the <mask> and the earth"
-    reference: Any = transformers.AutoModelForMaskedLM.from_pretrained(exported / "albert").eval()
-    tokenizer = transformers.PreTrainedTokenizerFast.from_pretrained(exported / "albert")
-    ids = tokenizer(text, return_tensors="pt").input_ids
-    with torch.no_grad():
-        logits = reference(ids).logits[0][ids[0] == tokenizer.mask_token_id]
     with TextEncoder.load(imported("albert")) as model:
-        found = model.fill_mask(text, top_k=3)
-    assert [[word.token_id for word in words] for words in found.masks] == logits.topk(3).indices.tolist()
+        compare_masked_words(model, exported / "albert")
 
 
 @pytest.mark.parametrize(
@@ -110,14 +86,20 @@ def test_sequences_are_framed_and_cut_as_in_transformers(
         assert len(cut) == context and cut.ids.count(model.defaults.tokens["sep"]) == between + 1
 
 
-def test_a_tokenizer_that_frames_texts_otherwise_is_refused(exported: Path, tmp_path: Path) -> None:
-    folder = Path(shutil.copytree(exported / "roberta.onnx", tmp_path / "folder"))
-    tokenizer: Any = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
-    tokenizer.post_processor = processors.TemplateProcessing("$A </s>", None, [("</s>", 2049)])
-    tokenizer.save(str(folder / "tokenizer.json"))
-    message = "puts nothing before a text and </s> after .*; only <s> before, and </s> between and after"
-    with pytest.raises(CheckpointError, match=message):
-        import_folder(folder, tmp_path / "bundle")
+def test_texts_are_framed_as_the_checkpoints_own_tokenizer_says(exported: Path, tmp_path: Path) -> None:
+    """Not as usual for such a model: nothing stands before texts, and nothing behind a pair."""
+    checkpoint = Path(shutil.copytree(exported / "electra", tmp_path / "checkpoint"))
+    tokenizer: Any = tokenizers.Tokenizer.from_file(str(checkpoint / "tokenizer.json"))
+    separator = tokenizer.token_to_id("</s>")
+    tokenizer.post_processor = processors.TemplateProcessing("$A </s>", "$A </s> $B:1", [("</s>", separator)])
+    tokenizer.save(str(checkpoint / "tokenizer.json"))
+    import_folder(
+        exported / "electra.onnx", tmp_path / "bundle", source=checkpoint, precision=["fp32"], target=["cpu"]
+    )
+    with TextEncoder.load(tmp_path / "bundle") as model:
+        single, pair = SpecialTokens(suffix=(separator,)), SpecialTokens(between=(separator,))
+        assert model.defaults.frames == (single, pair)
+        compare_classes(model, checkpoint)
 
 
 def test_fp16_and_int8(exported: Path, tmp_path: Path) -> None:

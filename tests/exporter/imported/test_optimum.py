@@ -21,7 +21,8 @@ from planforge.exporter import export
 from planforge.exporter.checkpoints.source import find_demo
 from planforge.exporter.errors import CheckpointError, ExportError
 from planforge.exporter.exporting import import_folder
-from planforge.exporter.imported.optimum import MODEL_TYPES, TASKS, choose_task, write_for_transformers_4
+from planforge.exporter.imported.architectures import TASKS, choose_task
+from planforge.exporter.imported.optimum import MODEL_TYPES, write_for_transformers_4
 from planforge.models.refusals import MIXTURES_OF_OPTIMUM
 from planforge.runtime import TextEncoder, TextGenerator
 from planforge.runtime.errors import InputError
@@ -33,19 +34,22 @@ from ...helpers.optimums import OPTIMUM_PYTHON
 TEXT = "In the beginning God created the heaven and the earth"
 
 
-def test_what_has_no_reference_model_goes_through_optimum(exported: Path, tmp_path: Path) -> None:
+def test_optimum_exports_where_it_is_asked_to(exported: Path, tmp_path: Path) -> None:
     checkpoint = Path(shutil.copytree(exported / "electra", tmp_path / "checkpoint"))
+    options: dict[str, Any] = {"exporter": "optimum"}
     with pytest.raises(ExportError, match=r"pip install .*transformers<4\.58.*--optimum-python"):
-        export(checkpoint, tmp_path / "bundle")
+        export(checkpoint, tmp_path / "bundle", **options)
     with pytest.raises(ExportError, match="nowhere/python cannot be run"):
-        export(checkpoint, tmp_path / "bundle", optimum_python="nowhere/python")
+        export(checkpoint, tmp_path / "bundle", optimum_python="nowhere/python", **options)
     with pytest.raises(ExportError, match="has no optimum: python3 -m venv"):
-        export(checkpoint, tmp_path / "bundle", optimum_python=sys.executable)
-    with pytest.raises(InputError, match="exporter 'torch' is not one of auto, planforge, optimum"):
+        export(checkpoint, tmp_path / "bundle", optimum_python=sys.executable, **options)
+    with pytest.raises(
+        InputError, match="exporter 'torch' is not one of auto, planforge, transformers, optimum"
+    ):
         export(checkpoint, tmp_path / "bundle", exporter="torch")
     python = os.path.relpath(OPTIMUM_PYTHON)  # as a user types it
-    options = ["--optimum-python", python, "--precision", "fp32", "--target", "cpu", "--json"]
-    done = planforge("export", checkpoint, "-o", tmp_path / "bundle", *options)
+    words = ["--exporter", "optimum", "--optimum-python", python, "--precision", "fp32", "--target", "cpu"]
+    done = planforge("export", checkpoint, "-o", tmp_path / "bundle", *words, "--json")
     assert done.returncode == 0, done.stderr
     manifest = json.loads((tmp_path / "bundle/manifest.json").read_text(encoding="utf-8"))
     assert manifest["source"]["exporter"] == "optimum"

@@ -90,7 +90,7 @@ def test_first_and_later_steps_of_other_models_are_refused(exported: Path, tmp_p
     for value in [value for value in first.graph.output if ".1." in value.name]:
         first.graph.output.remove(value)
     onnx.save(first, own / "decoder_model.onnx")
-    with pytest.raises(ExportError, match="of 2 layers, but the first step computes those of 1"):
+    with pytest.raises(ExportError, match="of 2 layers, but those of 1 are computed"):
         import_folder(own, tmp_path / "bundle", precision=["fp32"], target=["portable"], verify=False)
 
 
@@ -264,9 +264,10 @@ def test_choices_that_cannot_be(
         import_folder(exported / "llama.onnx", tmp_path / "bundle", source=exported / "llama", **options)
 
 
-def test_what_optimums_graphs_do_not_have(exported: Path, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="optimum cannot add outputs to a graph"):
-        export(exported / "electra", tmp_path / "bundle", outputs=["hidden_states"])
+def test_what_others_graphs_do_not_have(exported: Path, tmp_path: Path) -> None:
+    for exporter, named in (("auto", "transformers"), ("optimum", "optimum")):
+        with pytest.raises(InputError, match=f"{named} cannot add outputs to a graph"):
+            export(exported / "electra", tmp_path / "bundle", outputs=["hidden_states"], exporter=exporter)
 
 
 def test_a_bundle_is_not_imported(demo_bundle: Path, tmp_path: Path) -> None:

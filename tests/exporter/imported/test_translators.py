@@ -16,10 +16,10 @@ from onnx import numpy_helper
 from planforge.exporter import verify
 from planforge.exporter.errors import CheckpointError, ExportError
 from planforge.exporter.exporting import import_folder
-from planforge.runtime import Translator
 from planforge.runtime.bundle.bundle import Bundle
 
 from ...helpers.plans import only
+from ...helpers.same_answers import compare_translations
 from ...helpers.selftest import mend
 
 GRAPHS = ["encoder.ort.fp32", "decoder.ort.fp32", "encoder.portable.fp32", "decoder.portable.fp32"]
@@ -33,20 +33,9 @@ def test_translations_are_those_of_transformers(
     bundle = imported(name)
     manifest = Bundle.open(bundle).manifest
     assert [a.id for a in manifest.artifacts] == GRAPHS and all(a.passed for a in manifest.artifacts)
-    reference: Any = transformers.AutoModelForSeq2SeqLM.from_pretrained(exported / name).eval()
-    tokenizer = transformers.PreTrainedTokenizerFast.from_pretrained(exported / name)
     for dialect in ("ort", "portable"):
         graphs = [graph for graph in GRAPHS if dialect in graph]
-        with Translator.load(only(bundle, tmp_path / dialect, *graphs)) as model:
-            for beams in (1, 3):
-                found = model.translate(TEXTS, num_beams=beams, max_new_tokens=16)  # a padded batch
-                for text, translation in zip(TEXTS, found, strict=True):
-                    ids = tokenizer(text, return_tensors="pt").input_ids
-                    read = [*model.defaults.prefix, *model.source_tokenizer.encode(text), model.source_eos]
-                    assert read == ids[0].tolist()
-                    options: dict[str, Any] = {"num_beams": beams, "max_new_tokens": 16, "do_sample": False}
-                    wanted = reference.generate(ids, **options)[0].tolist()[1:]
-                    assert list(translation.token_ids) == wanted
+        compare_translations(only(bundle, tmp_path / dialect, *graphs), exported / name)
 
 
 def test_weights_and_tokenizers_lie_once(exported: Path, imported: Callable[[str], Path]) -> None:

@@ -205,14 +205,14 @@ def test_how_a_vector_is_made_is_told_as_sentence_transformers_does(
     prompts = {"query": "query: ", "text": "passage: "}
     edit_json(bundle / "manifest.json", encoder=encoder | {"prompts": prompts, "default_prompt": "text"})
     expected = read_modules(find_demo("bert-demo"))
-    assert expected is not None and expected.config is not None
-    assert expected.config.pooling == ("mean",) and expected.config.normalize
+    assert expected is not None and expected.sentence is not None
+    assert expected.sentence.pooling == ("mean",) and expected.sentence.normalize
     for runtime in ("optimum", "transformers.js"):
         folder = tmp_path / runtime
         package(bundle, folder, runtime=runtime, verify=False)
         own = read_modules(folder)
         assert own is not None
-        assert (own.config, own.max_seq_length) == (expected.config, expected.max_seq_length)
+        assert (own.sentence, own.max_seq_length) == (expected.sentence, expected.max_seq_length)
         assert (own.prompts, own.default_prompt) == (prompts, "text")
         pooling = Pooling.load(str(folder), subfolder="1_Pooling")
         found = pooling.get_config_dict()

@@ -278,6 +278,7 @@ def test_sentences_keep_their_vectors(minilm_int8: Path, minilm_bundle: Path) ->
 def test_the_manifest_says_what_was_chosen_and_what_it_cost(minilm_int8: Path) -> None:
     (artifact,) = Bundle.open(minilm_int8).manifest.artifacts
     assert artifact.gate["passed"] and artifact.gate["measured"]["sentence_embedding.mean_cosine_gap"] < 0.001
+    assert 0 < artifact.gate["measured"]["sentence_embedding.order.rank_changes"] < 0.05
     chosen = artifact.quantization["rows"]
     assert len(chosen) == 6 * 4  # query, key and value together; the three other linears of each layer
     for product in chosen.values():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import shutil
 import subprocess
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import onnx
+import onnx_ir as ir
 import pytest
 from onnx import TensorProto, helper
 
@@ -19,7 +21,7 @@ from planforge.exporter.commands.inspection import inspect
 from planforge.exporter.errors import CheckpointError, VerificationError
 from planforge.exporter.imported.folder import read_graph
 from planforge.exporter.linting.lint import lint
-from planforge.exporter.passes.weight_files import load_graph
+from planforge.exporter.passes.weight_files import list_external_tensors, load_graph
 from planforge.runtime import TextGenerator
 from planforge.runtime.bundle.bundle import Bundle
 from planforge.runtime.errors import InputError, IntegrityError
@@ -196,3 +198,22 @@ def test_a_bundle_in_a_hubs_cache_is_linted_verified_packaged_and_run(
     prompt = "In the beginning"
     with TextGenerator.load(bundle) as linked, TextGenerator.load(demo_bundle) as plain:
         assert linked.generate(prompt, max_new_tokens=4).text == plain.generate(prompt, max_new_tokens=4).text
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_a_graphs_weights_share_one_open_file(demo_bundle: Path, tmp_path: Path) -> None:
+    """A system lets a process have 256 to 1,024, and a model of experts has more weights."""
+    bundle = tmp_path / "bundle"  # a copy, which no other test of this process has open
+    shutil.copytree(demo_bundle, bundle)
+    file = bundle / Bundle.open(bundle).manifest.artifacts[0].file
+    expected = [tensor.numpy().copy() for tensor in list_external_tensors(ir.load(file))]
+    gc.collect()  # onnx-ir's own tensors above held the file open
+    weights = list_external_tensors(load_graph(file))
+    found = [weight.numpy() for weight in weights]
+    assert len(weights) > 20
+    # Whatever else this process opens or closes meanwhile: count this file alone.
+    names = [os.readlink(entry) for entry in Path("/proc/self/fd").iterdir() if entry.is_symlink()]
+    assert names.count(str(Path(weights[0].path).resolve())) == 1
+    for weight, ours, its in zip(weights, found, expected, strict=True):
+        np.testing.assert_array_equal(ours, its)
+        assert weight.tobytes() == its.tobytes()

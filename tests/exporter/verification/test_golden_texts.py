@@ -89,7 +89,7 @@ def test_without_transformers_a_class_with_unknown_rules_is_refused(
     if name.startswith("PreTrained"):
         assert golden_texts.make_references(checkpoint, None)
         return
-    with pytest.raises(VerificationError, match=f"class {name}, which can .*planforge.import"):
+    with pytest.raises(VerificationError, match=f"class {name}, which can .*planforge.export"):
         golden_texts.make_references(checkpoint, None)
 
 

@@ -3,14 +3,14 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planforge.runtime.bundle.defaults import GenerationDefaults
+from planforge.runtime.bundle.defaults import EncoderDefaults, GenerationDefaults, SpecialTokens
 from planforge.runtime.bundle.manifest import (
     DTYPES,
     Artifact,
@@ -21,6 +21,7 @@ from planforge.runtime.bundle.manifest import (
     PlanWeight,
     TensorSpec,
 )
+from planforge.runtime.bundle.pair_templates import PairTemplate, PairTemplates
 from planforge.runtime.errors import BundleError, IntegrityError, ManifestError
 
 from ...helpers.manifests import LITERAL, OBJECT, changed, without
@@ -339,3 +340,50 @@ def test_unknown_keys_and_files_that_nothing_names_are_ignored() -> None:
 def test_what_is_no_json_object_is_refused(text: str) -> None:
     with pytest.raises(ManifestError, match=r"manifest\.json"):
         Manifest.from_json(text)
+
+
+OWN_FRAMES = (SpecialTokens((1,), (), (7,), 0), SpecialTokens((1,), (1,), (7,), 0))
+
+
+def write_encoder(**changes: Any) -> dict[str, Any]:
+    """An encoder's defaults as a manifest has them, whose tokenizer frames texts in its own way."""
+    defaults = EncoderDefaults(64, {}, framed="own", frames=OWN_FRAMES, segments=False)
+    written: dict[str, Any] = json.loads(json.dumps(asdict(defaults)))
+    return written | changes
+
+
+def test_frames_of_a_tokenizers_own_survive_writing_and_reading() -> None:
+    read = EncoderDefaults.from_json(write_encoder())
+    assert read.frames == OWN_FRAMES
+    assert read.make_special_tokens() == OWN_FRAMES[0]
+    assert read.make_special_tokens(is_pair=True) == OWN_FRAMES[1]
+
+
+@pytest.mark.parametrize(
+    "frames", [None, [], [{}], [{}, {}, {}], [{"prefix": 1}, {}], [{}, {"suffix": ["a"]}], "ab"]
+)
+def test_frames_that_cannot_be_are_refused(frames: object) -> None:
+    with pytest.raises(ManifestError, match=r"encoder\.frames|frames"):
+        EncoderDefaults.from_json(write_encoder(frames=frames))
+
+
+PAIRS = PairTemplates(
+    PairTemplate(("Q ", " D ", ""), ("query", "document"), ("query",)),
+    PairTemplate(("", " Q ", " D ", ""), ("prompt", "query", "document")),
+)
+
+
+@pytest.mark.parametrize("pairs", [None, PAIRS, PairTemplates(PAIRS.plain)])
+def test_what_writes_pairs_survives_writing_and_reading(pairs: PairTemplates | None) -> None:
+    written = json.loads(json.dumps(None if pairs is None else asdict(pairs)))
+    assert EncoderDefaults.from_json(write_encoder(pairs=written)).pairs == pairs
+    assert PAIRS.plain.fill({"query": " a ", "document": " b "}) == "Q a D  b "
+
+
+@pytest.mark.parametrize(
+    "plain",
+    [None, {}, {"texts": ["a"], "slots": ["query"]}, {"texts": ["a", "b"], "slots": ["system"]}],
+)
+def test_templates_of_pairs_that_cannot_be_are_refused(plain: object) -> None:
+    with pytest.raises(ManifestError, match=r"encoder\.pairs"):
+        EncoderDefaults.from_json(write_encoder(pairs={"plain": plain}))

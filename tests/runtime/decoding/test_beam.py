@@ -345,6 +345,45 @@ def test_greedy_takes_the_first_of_equal_logits_and_no_other() -> None:
     np.testing.assert_allclose(beams.list_hypotheses()[0][0].score, exact, atol=1e-6)
 
 
+@fast
+@given(seed=st.integers(0, 2**32 - 1))
+def test_the_greedy_path_takes_the_best_of_all_candidates(seed: int) -> None:
+    """Tokens, scores and log-probabilities, with constraints that are drawn."""
+    random = np.random.default_rng(seed)
+    drawn: dict[str, Any] = {
+        "renormalize": bool(random.integers(2)),
+        "min_new_tokens": int(random.integers(4)),
+        "no_repeat_ngram_size": (None, 1, 2)[random.integers(3)],
+        "forced_bos": (None, 5)[random.integers(2)],
+        "forced_eos": (None, EOS)[random.integers(2)],
+        "rules": RULES if random.integers(2) else TokenRules(),
+    }
+    penalty = float(random.choice([1.0, 1.3]))
+    constraints = Constraints(eos=(EOS,), suppressed=(PAD,), **drawn)
+    search = Search(constraints=constraints, max_new_tokens=6, repetition_penalty=penalty)
+    greedy = BeamSearch([[PAD], [3, 4, 5]], search)
+    other = BeamSearch([[PAD], [3, 4, 5]], search)
+    other._find_likeliest = other._find_candidates  # type: ignore[method-assign, assignment]
+    while not greedy.done:
+        logits = random.normal(0, 3, (2, VOCABULARY)).astype(np.float32)
+        greedy.advance(logits)
+        other.advance(logits)
+        assert greedy.histories == other.histories and greedy.logprobs == other.logprobs
+    assert other.done and greedy.list_hypotheses() == other.list_hypotheses()
+
+
+@pytest.mark.parametrize("renormalize", [False, True])
+def test_logprobs_of_beams_are_the_models_own(renormalize: bool) -> None:
+    """Also where the constraints leave a part of the tokens, and it is made a distribution again."""
+    constraints = Constraints(eos=(EOS,), suppressed=(PAD, 1, 2), renormalize=renormalize)
+    beams = BeamSearch([[PAD]], Search(num_beams=3, constraints=constraints, max_new_tokens=1, n_best=3))
+    logits = np.random.default_rng(0).normal(0, 1, (3, VOCABULARY)).astype(np.float32)
+    beams.advance(logits)
+    logprobs = torch.from_numpy(logits[0]).log_softmax(-1)
+    for found in beams.list_hypotheses()[0]:
+        np.testing.assert_allclose(found.logprobs, logprobs[list(found.token_ids)], atol=1e-5)
+
+
 def test_fewer_hypotheses_where_all_is_forced() -> None:
     search = Search(num_beams=3, n_best=3, max_new_tokens=1, constraints=Constraints(eos=(0,), forced_eos=0))
     beams = BeamSearch([[1]], search)

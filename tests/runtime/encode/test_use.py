@@ -90,7 +90,7 @@ def test_unknown_options_name_those_there_are(minilm_bundle: Path) -> None:
         ("'middle' is not one of None, 'head', 'tail'", lambda: model.embed("a", truncation="middle")),
         ("stride=-1 must be", lambda: model.features(LONG, stride=-1)),
         ("layers='first' is not one of 'embeddings', ", lambda: model.features("a", layers="first")),
-        ("task 'translate' is not one of embed, features", lambda: model.iterate("translate", ["a"])),
+        ("task 'translate' is not one of embed, embed_sparse, ", lambda: model.iterate("translate", ["a"])),
         (
             "give several texts, such as a list of str, not str",
             lambda: model.iterate("embed", "a"),
@@ -101,7 +101,10 @@ def test_unknown_options_name_those_there_are(minilm_bundle: Path) -> None:
             lambda: model.embed("a", stribe=3),
         ),
         ("unknown option 'top_k'. There are: truncation, ", lambda: model.tag("a", top_k=3)),
-        ("batch_size=0 must be None or", lambda: model.embed("a", batch_size=0)),
+        (
+            "batch_size=0 must be an integer of at least 1, or left out",
+            lambda: model.embed("a", batch_size=0),
+        ),
         ("progress='yes' must be True", lambda: model.embed("a", progress="yes")),
         ("prompt=3 must be a str", lambda: model.embed("a", prompt=3)),
         ("leave parse_special=False out", lambda: model.fill_mask("a", parse_special=False)),

@@ -227,7 +227,7 @@ def test_load_checks_its_arguments(demo_bundle: Path, caplog: pytest.LogCaptureF
     with pytest.raises(InputError, match="max_length=9999"):
         load(demo_bundle, max_length=9999)
     for name, value in [("threads", 0), ("threads", 10**5), ("threads", "2"), ("memory_limit", -5)]:
-        with pytest.raises(InputError, match=f"{name}={value!r} must be None or an integer from 1 to"):
+        with pytest.raises(InputError, match=f"{name}={value!r} must be an integer from 1 to"):
             load(demo_bundle, **{name: value})  # type: ignore[arg-type]
     with (
         caplog.at_level("INFO", "planforge"),

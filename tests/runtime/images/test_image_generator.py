@@ -6,6 +6,7 @@ import logging
 import re
 import warnings
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,17 +18,19 @@ from diffusers import StableDiffusionPipeline
 from planforge.runtime import BackendError, DataError, InputError, MemoryLimitError, load
 from planforge.runtime.backends.ort_backend import OrtCpuBackend
 from planforge.runtime.backends.ort_program import OrtProgram
+from planforge.runtime.backends.part import Part
 from planforge.runtime.bundle.bundle import Bundle
 from planforge.runtime.bundle.manifest import Artifact
 from planforge.runtime.errors import ClosedError
 from planforge.runtime.images.image_generator import ImageGenerator, Step
-from planforge.runtime.images.part import Part
 from planforge.runtime.images.pictures import MAX_PIXELS
 from planforge.runtime.images.schedulers import SCHEDULERS
 
 from ...helpers.cli import error_line
 from ...helpers.pictures import ask_pipeline, compare_pictures
 from ...helpers.trajectories import Way, compare_trajectory
+
+MAX_SIDE = int(MAX_PIXELS**0.5)
 
 STEPS = 5
 
@@ -121,6 +124,9 @@ def test_a_picture_is_saved(generator: ImageGenerator, tmp_path: Path) -> None:
     assert picture.encode() == (tmp_path / "one.png").read_bytes()
     with pytest.raises(InputError, match=r"end it with \.png"):
         picture.save(tmp_path / "one.nothing")
+    with pytest.raises(InputError, match=r"the folder .*none does not exist"):
+        picture.save(tmp_path / "none" / "one.png")
+    assert repr(picture) == "Picture(prompt='one', seed=1, dropped=0)"
 
 
 def test_steps_are_told_and_a_call_can_be_ended(generator: ImageGenerator) -> None:
@@ -177,6 +183,7 @@ def test_what_is_cut_of_a_long_prompt_is_told(
         ({"image": np.zeros((8, 8), np.uint8)}, r"array \(8, 8\) of uint8"),
         ({"image": np.zeros((8, 8, 3), np.float32)}, "of float32"),
         ({"image": 7}, "not int"),
+        ({"image": "nowhere.png"}, r"nowhere\.png does not exist"),
         ({"guidance_scale": -1}, "guidance_scale=-1 must be"),
         ({"guidance_scale": float("nan")}, "guidance_scale=nan must be"),
         ({"num_images": 0}, "num_images=0 must be"),
@@ -199,16 +206,16 @@ def test_wrong_options_are_named_before_anything_runs(
 
 
 def test_a_prompt_that_is_none(generator: ImageGenerator) -> None:
-    with pytest.raises(InputError, match="prompt must be a text or texts, not 7"):
-        generator.generate([7], steps=1)  # type: ignore[list-item]
+    for wrong in (7, [7], None):
+        with pytest.raises(InputError, match=r"prompt must be a text or texts, not (7|None)"):
+            generator.generate(wrong, steps=1)  # type: ignore[arg-type]
     with pytest.raises(InputError, match="there are 65 prompts; give 64 at most"):
         generator.generate(["one"] * 65, steps=1)
     assert generator.generate([], steps=1) == []
 
 
-def write_bomb(path: Path) -> None:
-    """A small file of very many pixels."""
-    side = int(MAX_PIXELS**0.5) + 1
+def write_bomb(path: Path, side: int) -> None:
+    """Write a small file of very many pixels."""
     PIL.Image.new("1", (side, side)).save(path)
 
 
@@ -217,10 +224,10 @@ def write_bomb(path: Path) -> None:
     [
         (lambda path: path.write_text("no picture"), "is not a picture that can be read"),
         (lambda path: path.write_bytes(b""), "is not a picture that can be read"),
-        (lambda path: None, "No such file"),
-        (write_bomb, "at most 67108864 are read"),
+        (partial(write_bomb, side=MAX_SIDE + 1), "at most 67108864 are read"),
+        (partial(write_bomb, side=2 * MAX_SIDE), "at most 67108864 are read"),  # beyond Pillow's own limit
     ],
-    ids=["text", "empty", "missing", "bomb"],
+    ids=["text", "empty", "bomb", "larger bomb"],
 )
 def test_files_that_are_no_picture(
     generator: ImageGenerator, tmp_path: Path, write: Any, message: str

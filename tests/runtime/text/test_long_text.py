@@ -15,7 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from planforge.runtime.bundle.defaults import EncoderDefaults, SpecialTokens
-from planforge.runtime.encode.requests import RequestRunner, TokenizeOptions
+from planforge.runtime.encode.request_runner import RequestRunner
+from planforge.runtime.encode.requests import TokenizeOptions
 from planforge.runtime.errors import ContextLengthError, InputError
 from planforge.runtime.options import EncoderOptions
 from planforge.runtime.text.long_text import TRUNCATIONS, FittedText, Piece, fit, place_tokens
@@ -242,7 +243,7 @@ def test_an_unknown_truncation_names_those_there_are() -> None:
 
 @pytest.mark.parametrize("stride", [-1, True, 1.0, "2"])
 def test_a_stride_that_is_no_integer_is_refused(stride: Any) -> None:
-    with pytest.raises(InputError, match=f"stride={stride!r} must be None or an integer of at least 0"):
+    with pytest.raises(InputError, match=f"stride={stride!r} must be an integer of at least 0"):
         read_options({"stride": stride})
 
 

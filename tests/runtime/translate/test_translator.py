@@ -262,7 +262,7 @@ def test_what_is_no_text_is_refused(model: Translator) -> None:
         ),
         ({"num_beam": 2}, r"unknown option 'num_beam'; did you mean 'num_beams'\? There are: "),
         ({"truncation": "windows"}, "truncation='windows' is not one of None, 'head', 'tail'"),
-        ({"batch_size": 0}, "batch_size=0 must be None or an integer"),
+        ({"batch_size": 0}, "batch_size=0 must be an integer"),
         ({"batch_size": 65}, r"batch_size=65 is more than the \d+ rows"),
         ({"progress": 3}, "progress=3 must be True"),
     ],

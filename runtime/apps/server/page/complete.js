@@ -7,6 +7,15 @@ import { Panel } from "./panel.js";
 
 const LEAD = "Begin a text and let the model continue it, as often as you like.";
 
+/** Return the neighbours that the model read of a chunk, folded. */
+function listNeighbours(neighbours, number) {
+  const items = neighbours.map((one) => {
+    const place = `${one.document}, token ${one.start}, distance ${one.distance.toFixed(3)}`;
+    return make("li", {}, make("small", {}, place), make("div", { dir: "auto" }, one.text));
+  });
+  return make("details", {}, make("summary", {}, `Read beside chunk ${number}`), make("ul", {}, ...items));
+}
+
 /** A text area whose text grows. */
 export class Complete extends Panel {
   constructor(models) {
@@ -19,6 +28,7 @@ export class Complete extends Panel {
     this.area.dir = "auto";
     this.figures = make("p", { className: "figures" });
     this.note = make("p", { className: "soft" });
+    this.neighbours = make("div", {});
     this.undo = make("button", { type: "button", disabled: true, onclick: () => this.goBack() }, "Take it back");
     this.send.textContent = "Continue";
     this.before = [];
@@ -30,6 +40,7 @@ export class Complete extends Panel {
       this.error,
       this.figures,
       this.note,
+      this.neighbours,
       make("details", {}, make("summary", {}, "Options"), this.options.element),
     );
     form.addEventListener("submit", (event) => {
@@ -63,6 +74,7 @@ export class Complete extends Panel {
     }
     this.note.textContent = "";
     this.figures.textContent = "";
+    this.neighbours.replaceChildren();
     this.area.readOnly = true;
     this.undo.disabled = true;
     const body = { model: this.model.id, prompt, ...options };
@@ -85,6 +97,9 @@ export class Complete extends Panel {
       for await (const event of stream("v1/completions", body, signal)) {
         const [choice] = event.choices ?? [];
         usage = event.usage ?? usage;
+        if (choice?.neighbours) {
+          this.neighbours.replaceChildren(...choice.neighbours.map(listNeighbours));
+        }
         this.note.textContent = describeEnd(choice?.finish_reason) || this.note.textContent;
         if (choice?.text) {
           meter.count();

@@ -5,6 +5,8 @@ import { make, makeSvg, quote, round, shorten, show } from "./dom.js";
 const FONT = "13px system-ui, sans-serif";
 const LABEL = 13; // its height
 const LONGEST_TOKEN = 16; // characters
+const LONGEST_WORD = 32;
+const MOST_MATCHES = 64; // in a table
 
 /** Return a list of bars: [name, share from 0 to 1, the figure as text] each. */
 export function drawBars(rows) {
@@ -43,6 +45,14 @@ export function makeScrollable(label, content) {
   return make("div", { className: "wide", tabIndex: 0, role: "region", "aria-label": label }, content);
 }
 
+/** Return a cell with a number; the larger its share, the stronger its colour. */
+function makeShade(value, share) {
+  const depth = share > 0.8 ? "strong" : share > 0.55 ? "middle" : "";
+  const cell = make("td", { className: depth }, round(value, 2));
+  cell.style.setProperty("--share", Math.max(0, share || 0));
+  return cell;
+}
+
 /** Return a table of how alike each two texts are. */
 export function drawSimilarities(texts, likeness) {
   const head = make("tr", {}, make("td"));
@@ -51,14 +61,36 @@ export function drawSimilarities(texts, likeness) {
     head.append(make("th", { scope: "col" }, String(row + 1)));
     const line = make("tr", {}, make("th", { scope: "row" }, `${row + 1} `, quote(shorten(text, 60))));
     likeness[row].forEach((value) => {
-      const depth = value > 0.8 ? "strong" : value > 0.55 ? "middle" : "";
-      const cell = make("td", { className: depth }, round(value, 2));
-      cell.style.setProperty("--share", Math.max(0, value));
-      line.append(cell);
+      line.append(makeShade(value, value));
     });
     body.append(line);
   });
   return makeScrollable("How alike each two texts are", make("table", {}, make("thead", {}, head), body));
+}
+
+/** Return a table of the tokens of a text that match, and what each adds to the score; `pairs` are of two tokens. */
+export function drawMatches(text, matches, largest, pairs) {
+  if (matches.length === 0) {
+    return make("p", { className: "soft" }, "Nothing matches.");
+  }
+  const names = pairs ? ["Query", "Text", "Product"] : ["Word", "Product"];
+  const head = make("tr", {}, ...names.map((name) => make("th", { scope: "col" }, name)));
+  const body = make("tbody");
+  for (const { query, document: own, product } of matches.slice(0, MOST_MATCHES)) {
+    const line = make("tr", {}, make("th", { scope: "row" }, quote(shorten(query, LONGEST_WORD))));
+    if (pairs) {
+      line.append(make("td", { className: "word" }, quote(shorten(own, LONGEST_WORD))));
+    }
+    line.append(makeShade(product, product / largest / 2)); // pale, for numbers to be read on any shade
+    body.append(line);
+  }
+  const table = make("table", {}, make("thead", {}, head), body);
+  const rest = matches.slice(MOST_MATCHES);
+  if (rest.length > 0) {
+    const sum = rest.reduce((total, { product }) => total + product, 0);
+    table.prepend(make("caption", { className: "soft" }, `${rest.length} more add ${round(sum)}.`));
+  }
+  return makeScrollable(`What matches in “${shorten(text, 40)}”`, table);
 }
 
 /** Return a picture of the texts as points. */

@@ -128,14 +128,14 @@ export class Form extends Panel {
       return;
     }
     const { model } = this;
-    const path = this.task.path?.(values) ?? `v1/${this.task.capability}`;
+    const path = this.task.path?.(values, model) ?? `v1/${this.task.capability}`;
     this.result.classList.add("old");
     announce("Working.");
     await this.run(async (signal) => {
       const body = { model: model.id, ...(await this.task.write(values, model)) };
       const answer = await (this.task.ask ?? ask)(path, body, signal, (parts) => this.showProgress(parts));
       this.result.hidden = false;
-      const { summary, parts } = this.task.draw(answer, values, this.result.clientWidth);
+      const { summary, parts } = this.task.draw(answer, values, this.result.clientWidth, model);
       this.result.replaceChildren(make("p", { className: "summary", dir: "auto" }, show(summary)), ...parts);
       announce(summary);
       if (this.task.isBroad) {

@@ -81,7 +81,8 @@ async function start() {
     await waitForModels();
     const models = await listModels();
     for (const kind of KINDS) {
-      const able = models.filter((model) => model.capabilities.includes(kind.capability));
+      const names = [kind.capability, kind.also];
+      const able = models.filter((model) => model.capabilities.some((one) => names.includes(one)));
       if (able.length > 0) {
         addTab(kind, able);
       }

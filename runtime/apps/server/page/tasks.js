@@ -1,65 +1,13 @@
 // The tasks that answer at once: what they ask for, what they send, and what they draw.
 
+import { comparisons, EXAMPLES, QUESTION } from "./comparisons.js";
 import { make, percent, round } from "./dom.js";
-import { drawAttention, drawBars, drawMarks, drawPoints, drawSimilarities } from "./drawings.js";
+import { drawAttention, drawBars, drawMarks } from "./drawings.js";
 import { explanations } from "./explanations.js";
-import { compare, project } from "./pca.js";
 import { pictures } from "./pictures.js";
 
 const TONES = 6; // colours of marks
-const MOST_TEXTS = 60; // in a table
 const MOST_BARS = 25;
-const EXAMPLES = [
-  "The baker sells bread.",
-  "A cake shop opened in our street.",
-  "Birds can fly.",
-  "Wings lift the plane.",
-  "She plays the violin.",
-];
-
-const embeddings = {
-  capability: "embeddings",
-  tab: "Compare",
-  name: "Compare texts",
-  lead: "How alike are texts in what they mean? 1 is the same, 0 has nothing in common.",
-  button: "Compare",
-  fields: [{ name: "input", label: "Texts", kind: "lines", rows: 6, value: EXAMPLES.join("\n") }],
-  check: ({ input }) => {
-    if (input.length < 2) {
-      return "Write at least two texts, one a line.";
-    }
-    return input.length > MOST_TEXTS ? `Give at most ${MOST_TEXTS} texts here; programs may ask for more.` : "";
-  },
-  write: ({ input }) => ({ input }),
-  draw: ({ data }, { input }, width) => {
-    const vectors = [...data].sort((a, b) => a.index - b.index).map(({ embedding }) => embedding);
-    const likeness = compare(vectors);
-    const { points, kept } = project(vectors);
-    const size = vectors[0].length;
-    const note = `Each text is a vector of ${size} numbers; this plane keeps ${percent(kept)} of their differences.`;
-    return {
-      summary: describeNearest(likeness),
-      parts: [
-        drawSimilarities(input, likeness),
-        make("h3", {}, "As a picture"),
-        make("figure", {}, drawPoints(input, points, width), make("figcaption", {}, note)),
-      ],
-    };
-  },
-};
-
-function describeNearest(likeness) {
-  let best = [0, 1];
-  likeness.forEach((row, i) =>
-    row.forEach((value, j) => {
-      if (i < j && value > likeness[best[0]][best[1]]) {
-        best = [i, j];
-      }
-    }),
-  );
-  const value = round(likeness[best[0]][best[1]], 2);
-  return `Texts ${best[0] + 1} and ${best[1] + 1} are the most alike (${value}).`;
-}
 
 const rerank = {
   capability: "rerank",
@@ -68,7 +16,7 @@ const rerank = {
   lead: "Which texts fit a question best?",
   button: "Rank",
   fields: [
-    { name: "query", label: "Question", kind: "line", value: "Who sells food?" },
+    { name: "query", label: "Question", kind: "line", value: QUESTION },
     { name: "documents", label: "Texts", kind: "lines", rows: 6, value: EXAMPLES.join("\n") },
     { name: "top_n", label: "How many to show", kind: "number", min: 1, step: 1, placeholder: "all" },
   ],
@@ -207,4 +155,4 @@ const translations = {
   },
 };
 
-export const TASKS = [embeddings, rerank, classify, tags, answers, fillMask, translations, pictures, explanations];
+export const TASKS = [comparisons, rerank, classify, tags, answers, fillMask, translations, pictures, explanations];

@@ -136,7 +136,7 @@ def test_a_bundle_that_does_not_do_the_task_says_what_it_does(
 ) -> None:
     done = planforge("batch", bundle, "--task", "generate", "--input", source, "-o", tmp_path / "out")
     assert done.returncode == 2
-    assert "does not support the task 'generate'; supported tasks: embed, classify, rank, tag" in done.stderr
+    assert "does not support the task 'generate'; supported tasks: embed, embed_sparse," in done.stderr
     assert not (tmp_path / "out").exists()
 
 

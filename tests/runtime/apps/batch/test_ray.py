@@ -29,6 +29,7 @@ ENVIRONMENT = {
     **os.environ,
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_SERVE_MAX_PER_REPLICA_RETRY_COUNT": "1",  # a service that cannot start says so at once
+    "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": str(PATIENCE),  # Ray kills one that takes 3 times 5 s to start
     "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path]),
 }
 

@@ -37,9 +37,9 @@ def test_pictures_of_several_kinds(tmp_path: Path, name: str, begins: bytes) -> 
 
 
 def test_what_cannot_be_drawn(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="layer=2 must be None or an integer from 0 to 1"):
+    with pytest.raises(InputError, match="layer=2 must be an integer from 0 to 1"):
         draw_attention(alignment(), tmp_path / "map.png", layer=2)
-    with pytest.raises(InputError, match="head=-1 must be None or an integer from 0 to 2"):
+    with pytest.raises(InputError, match="head=-1 must be an integer from 0 to 2"):
         draw_attention(alignment(), tmp_path / "map.png", head=-1)
     with pytest.raises(InputError, match="needs a file extension"):
         draw_attention(alignment(), tmp_path / "map")

@@ -9,6 +9,7 @@ from typing import Any
 import captum.attr
 import numpy as np
 import pytest
+import sklearn.cluster
 import sklearn.decomposition
 import torch
 import transformers
@@ -209,26 +210,60 @@ def test_occlusion_of_labels_is_what_transformers_says_without_the_token(
             assert np.abs(falls - (whole - answer([p for p in places if p != place]))).max() < NEAR
 
 
-def test_neurons_are_transformers_and_their_factors_scikit_learns(gpt2: Any, gpt2_reference: Any) -> None:
-    result: Any = explain(gpt2, PROMPT, " heavens and the earth.", methods=["neurons"], factors=4)
+def read_neurons(reference: Any, ids: list[int]) -> list[Any]:
+    """What each layer's neurons of transformers' GPT-2 are above 0: (N, T)."""
     kept: list[Any] = []
     hooks = [
         block.mlp.c_proj.register_forward_pre_hook(lambda module, args: kept.append(args[0][0].detach()))
-        for block in gpt2_reference.transformer.h
+        for block in reference.transformer.h
     ]
     with torch.no_grad():
-        gpt2_reference(torch.tensor([[token.id for token in result.tokens]]))
+        reference(torch.tensor([ids]))
     for hook in hooks:
         hook.remove()
-    matrix = np.maximum(torch.cat(kept, dim=1).numpy(), 0).T  # (N, T)
-    factors = result.neurons
-    own = np.linalg.norm(matrix - factors.neurons.T @ factors.activations) / np.linalg.norm(matrix)
-    assert factors.error == pytest.approx(own, rel=1e-3)
-    model = sklearn.decomposition.NMF(n_components=4, init="nndsvda", max_iter=2000, tol=1e-6, random_state=0)
-    model.fit(matrix)
-    assert factors.error <= 1.01 * model.reconstruction_err_ / np.linalg.norm(matrix)
-    assert factors.activations.max() == pytest.approx(1)
-    assert np.allclose(factors.layers.sum(1), 1)
+    return [np.maximum(layer.numpy(), 0).T for layer in kept]
+
+
+@pytest.mark.parametrize(("grouping", "layer"), [("nmf", None), ("nmf", 2), ("kmeans", None), ("kmeans", 1)])
+def test_neurons_are_transformers_and_their_groups_scikit_learns(
+    gpt2: Any, gpt2_reference: Any, grouping: str, layer: int | None
+) -> None:
+    options: dict[str, Any] = {"methods": ["neurons"], "factors": 4, "grouping": grouping, "layer": layer}
+    result: Any = explain(gpt2, PROMPT, " heavens and the earth.", **options)
+    layers = read_neurons(gpt2_reference, [token.id for token in result.tokens])
+    matrix = np.concatenate(layers if layer is None else [layers[layer - 1]])  # (N, T)
+    groups = result.neurons
+    own = np.linalg.norm(matrix - groups.neurons.T @ groups.activations) / np.linalg.norm(matrix)
+    assert groups.error == pytest.approx(own, rel=1e-3)
+    if grouping == "nmf":
+        model = sklearn.decomposition.NMF(4, init="nndsvda", max_iter=2000, tol=1e-6, random_state=0)
+        error = model.fit(matrix).reconstruction_err_
+    else:
+        model = sklearn.cluster.KMeans(4, n_init=10, random_state=1).fit(matrix)
+        error = model.inertia_**0.5
+        members = groups.neurons > 0
+        assert (members.sum(0) == 1).all()  # each neuron is of one group, whose row is its members' mean
+        for row, own_members in zip(groups.activations, members, strict=True):
+            mean = matrix[own_members].mean(0)
+            np.testing.assert_allclose(row, mean / mean.max(), rtol=0, atol=1e-4)
+    assert groups.error <= 1.01 * error / np.linalg.norm(matrix)
+    assert groups.activations.max() == pytest.approx(1)
+    assert groups.layers.shape == (4, len(layers))
+    assert np.allclose(groups.layers.sum(1), 1)
+    if layer is not None:
+        assert np.allclose(groups.layers[:, layer - 1], 1)
+    check_firing(groups, matrix)
+
+
+def check_firing(groups: Any, matrix: Any) -> None:
+    """The chart has the most active neurons, by group."""
+    strongest = np.sort(matrix.max(axis=1))[::-1][: len(groups.firing)]
+    np.testing.assert_allclose(np.sort(groups.firing.max(axis=1))[::-1], strongest, rtol=0, atol=1e-4)
+    assert (np.diff(groups.groups) >= 0).all()
+    assert len(groups.firing) == min(400, len(matrix))
+    for neuron, group in zip(groups.firing[::50], groups.groups[::50], strict=True):
+        place = np.abs(matrix - neuron).max(axis=1).argmin()
+        assert groups.neurons[:, place].argmax() == group
 
 
 @pytest.mark.slow

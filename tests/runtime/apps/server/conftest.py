@@ -24,6 +24,7 @@ def models(
     head_bundle: Callable[[str], Path],
     explained: Callable[[str], Path],
     picture_bundle: Path,
+    splade_bundle: Path,
 ) -> Iterator[Models]:
     """A model for each route."""
     bundles = {
@@ -32,6 +33,7 @@ def models(
         "minilm": minilm_bundle,
         "dates": dates_bundle,
         "sd": picture_bundle,
+        "splade": splade_bundle,
         **{name: head_bundle(name) for name in ("classifier", "ranker", "tagger", "reader", "pretrained")},
         "explained": explained("classifier") / "bundle",
     }

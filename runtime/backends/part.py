@@ -1,4 +1,4 @@
-"""Runs one graph of a model of pictures, in batches that it takes."""
+"""Runs one graph in batches that it takes, of a model that keeps no cache."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from ..backends.backend import Array, GraphRunner, Program
 from ..bundle.manifest import Artifact
 from ..memory_budget import MemoryBudget
+from .backend import Array, GraphRunner, Program
 
 
 class Part(GraphRunner):

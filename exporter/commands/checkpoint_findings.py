@@ -1,0 +1,133 @@
+"""Describes a checkpoint for `planforge inspect`: how it would be exported, and what is missing."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from math import prod
+from pathlib import Path
+from typing import Any
+
+from ...runtime.apps.commands.tables import format_size
+from ..errors import raise_checkpoint_errors
+from .findings import Inspection
+
+TOKENIZERS = ("tokenizer.json", "tokenizer.model", "spiece.model", "source.spm", "vocab.txt", "vocab.json")
+SHOWN = 8  # settings that a message lists
+
+
+def inspect_checkpoint(folder: Path) -> Inspection:
+    """Say of which kind a checkpoint is, how `planforge export` would read it, and what stops it."""
+    from ...models.folder import read_json
+
+    with raise_checkpoint_errors():
+        config = dict(read_json(folder / "config.json"))
+    kind = str(config.get("model_type", ""))
+    how, reason = find_way(folder, config)
+    missing = list(find_missing(folder))
+    value: dict[str, Any] = {"model_type": kind, "class": read_class(config), "export": how}
+    rows = [("model", f"{kind or 'no model_type'}, {read_class(config) or 'no class'}")]
+    if weights := describe_weights(folder):
+        value["weights"] = weights
+        types = ", ".join(f"{count:,} in {name}" for name, count in weights["types"].items())
+        rows.append(
+            ("weights", f"{weights['parameters']:,} numbers, {format_size(weights['bytes'])}: {types}")
+        )
+    rows.append(("export", f"{how}: {reason}" if reason else how))
+    if reason:
+        value["reason"] = reason
+    rows.append(("missing", ", ".join(missing) or "nothing"))
+    value["missing"] = missing
+    if how != NATIVELY and (near := find_nearest(config)):
+        name, shared, unknown = near
+        value["nearest"] = {"model_type": name, "shared": shared, "unknown": unknown}
+        others = ", ".join(unknown[:SHOWN]) + (", ..." if len(unknown) > SHOWN else "")
+        more = f"; it lacks {others}" if unknown else ""
+        rows.append(("nearest family", f"{name}, which shares {shared} settings{more} (docs/add-a-model.md)"))
+    return Inspection(value, [(f"{folder}: a checkpoint", ("", ""), rows)])
+
+
+NATIVELY = "natively"
+TRACED = "traced from transformers"
+REFUSED = "refused"
+
+
+def find_way(folder: Path, config: Mapping[str, Any]) -> tuple[str, str]:
+    """Return how a checkpoint is exported, and why not, or what becomes of its weights."""
+    from ...models.checkpoint import describe
+    from ...models.dequantize import find_settings
+    from ...models.quantized_files import find_method
+    from ..checkpoints.source import refuse_unread
+    from ..imported.architectures import choose_task, has_reference_model
+
+    try:
+        refuse_unread(folder, config)
+        if (settings := find_settings(folder, config)) is not None:
+            way = NATIVELY if has_reference_model(folder) else TRACED
+            return way, f"weights quantized by {find_method(folder, settings).name} are read first"
+        if has_reference_model(folder):
+            describe(folder)
+            return NATIVELY, ""
+        choose_task(folder)
+    except Exception as error:  # whatever a checkpoint brings
+        return REFUSED, str(error)
+    try:
+        import transformers
+    except ImportError:
+        return REFUSED, "needs transformers: pip install 'planforge[export]'"
+    if config.get("model_type") in transformers.CONFIG_MAPPING:
+        return TRACED, ""
+    return REFUSED, f"transformers {transformers.__version__} has no {config.get('model_type')!r} either"
+
+
+def find_missing(folder: Path) -> Iterable[str]:
+    """Yield the files that an export needs and the folder lacks."""
+    if not any(folder.glob("*.safetensors")) and not (folder / "modules.json").is_file():
+        yield "model.safetensors"
+    if not any((folder / name).is_file() for name in TOKENIZERS):
+        yield "a tokenizer, such as tokenizer.json"
+
+
+def read_class(config: Mapping[str, Any]) -> str:
+    from ..imported.folder import read_architecture
+
+    return read_architecture(config)
+
+
+def describe_weights(folder: Path) -> dict[str, Any]:
+    """Return the count of a checkpoint's numbers, their types, and the bytes of its files; {} without any."""
+    from ...models.folder import read_headers, weight_files
+
+    try:
+        headers = read_headers(folder)
+    except ValueError:
+        return {}
+    types: Counter[str] = Counter()
+    for tensor in headers.values():
+        types[tensor.dtype] += prod(tensor.shape)
+    size = sum(path.stat().st_size for path in weight_files(folder))
+    return {"parameters": sum(types.values()), "types": dict(types.most_common()), "bytes": size}
+
+
+def find_nearest(config: Mapping[str, Any]) -> tuple[str, int, list[str]] | None:
+    """Return the native family whose settings are most like a config.json's.
+
+    Returns:
+        Its model_type, how many settings both have beside those of every model, and those that it lacks.
+    """
+    try:
+        import transformers
+    except ImportError:
+        return None
+    from ...models.families import FAMILIES
+
+    usual = set(transformers.PreTrainedConfig().to_dict())
+    own = set(config) - usual - {"architectures", "model_type", "transformers_version", "torch_dtype"}
+    best: tuple[float, str, set[str]] = (0.0, "", set())
+    for kind in FAMILIES:
+        if kind not in transformers.CONFIG_MAPPING:
+            continue
+        theirs = set(transformers.CONFIG_MAPPING[kind]().to_dict()) - usual
+        likeness = len(own & theirs) / max(1, len(own | theirs))
+        best = max(best, (likeness, kind, theirs), key=lambda one: one[0])
+    return (best[1], len(own & best[2]), sorted(own - best[2])) if best[1] else None
