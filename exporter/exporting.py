@@ -26,7 +26,7 @@ from .calibration.calibration import Calibration, calibrate
 from .calibration.convert import write_graphs
 from .calibration.prompts import read_prompts
 from .checkpoints.checkpoint import Checkpoint
-from .checkpoints.source import Source, merge_into, resolve_source
+from .checkpoints.source import Source, keep_beside, merge_into, resolve_source
 from .errors import BuildError
 from .graphs import attach_weights, begin_manifest, check_engine, list_tensors, plan_artifacts
 from .imported.architectures import has_reference_model
@@ -99,7 +99,7 @@ def export(
     output: str | Path,
     *,
     outputs: Sequence[str] = (),
-    adapter: str | Path | None = None,
+    adapter: str | Path | Mapping[str, str | Path] | None = None,
     exporter: str = "auto",
     optimum_python: str | None = None,
     progress: Progress = lambda _: None,
@@ -112,7 +112,8 @@ def export(
         output: the bundle's folder; must not exist unless `force`.
         outputs: of an encoder "hidden_states" (of all layers), "hidden_states.3" (one, 0 being the
             embeddings), "pooler_output"; of an encoder-decoder "cross_attentions".
-        adapter: a folder that peft wrote (LoRA, rsLoRA, DoRA or IA3), to merge into the weights.
+        adapter: a folder that peft wrote (LoRA, rsLoRA, DoRA or IA3), to merge into the weights; or several
+            of LoRA by their names, which stay beside a decoder, so that each request chooses one.
         exporter: "planforge", "transformers", "optimum", or "auto": "transformers", which traces its own
             models, for what has no reference model here.
         optimum_python: the python of an environment that has optimum-onnx; by default this one.
@@ -122,19 +123,18 @@ def export(
     Raises:
         PlanForgeError: SourceError, CheckpointError, OutputError, ExportError, BuildError, VerificationError.
     """
+    if isinstance(adapter, Mapping) and options.get("target") is None:
+        options["target"] = ["cpu"]  # plans take no adapters
     request = parse_request(output, options)
     source = resolve_source(model)
     if source.quantized_by:
         progress(source.note)
         request = keep_codes_by_default(request, source, options.get("precision"))
-    if adapter is not None:
-        progress("merging the adapter")
-        source = merge_into(source, adapter)
-        if request.verify:
-            from .imported.adapter_check import compare_with_peft
-
-            compare_with_peft(source)
     exporter = choose_exporter(exporter, source.folder, outputs)
+    if isinstance(adapter, Mapping):
+        check_adapters(adapter, request, exporter)
+    if adapter is not None:
+        source = add_adapters(source, adapter, request.verify, progress)
     if exporter == "planforge":
         checkpoint = Checkpoint(
             source, request.max_batch, request.max_length, tuple(outputs), request.extrapolate
@@ -148,6 +148,41 @@ def export(
         else:
             export_with_transformers(source.folder, graphs, progress)
         return import_graphs(graphs, source, request, progress)
+
+
+def check_adapters(adapters: Mapping[str, str | Path], request: Request, exporter: str) -> None:
+    """Refuse adapters that are to stay beside a model where nothing can run them."""
+    plans = [name for name in request.targets if find_target(name).plans]
+    if plans:
+        raise InputError(
+            f"target {plans[0]!r}: plans take no adapters beside a model; merge one (--adapter FOLDER), or"
+            " export for cpu"
+        )
+    if exporter != "planforge":
+        raise InputError(
+            f"{exporter} keeps no adapters beside a model: only decoders that PlanForge has itself do; merge"
+            " one: --adapter FOLDER"
+        )
+    if not adapters:
+        raise InputError("adapter={} names no adapter; leave it out")
+
+
+def add_adapters(
+    source: Source, adapter: str | Path | Mapping[str, str | Path], verify: bool, progress: Progress
+) -> Source:
+    """Return a checkpoint with an adapter merged into it, or with several beside it; see `export`."""
+    if isinstance(adapter, Mapping):
+        progress(f"keeping {len(adapter)} adapters beside the model: {', '.join(adapter)}")
+        found = keep_beside(source, adapter)
+    else:
+        progress("merging the adapter")
+        found = merge_into(source, adapter)
+    if verify:
+        from .imported.adapter_check import compare_tables, compare_with_peft
+
+        compare = compare_tables if isinstance(adapter, Mapping) else compare_with_peft
+        compare(found)
+    return found
 
 
 def keep_codes_by_default(request: Request, source: Source, named: Sequence[str] | None) -> Request:

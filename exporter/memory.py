@@ -41,13 +41,16 @@ def give_back_mapped_pages() -> None:
     The system takes them back by itself where it is short of memory; until then they count as this
     process's. Only what a live Python object maps is let go, and that object is held meanwhile: else another
     thread may unmap a file, and map memory of its own at the same address.
+
+    Objects are found by the references to their types. gc.get_objects() would hold every tuple that another
+    thread is building, and Python then refuses to finish it (a SystemError).
     """
     if sys.platform != "linux":
         return
     torch = sys.modules.get("torch")
     kinds = () if torch is None else (torch.Tensor, torch.nn.Parameter)
     storages = []
-    for owner in gc.get_objects():
+    for owner in gc.get_referrers(mmap.mmap, *kinds):
         if type(owner) is mmap.mmap:
             give_back_map(owner)
         elif type(owner) in kinds and (storage := find_fixed_storage(owner)) is not None:

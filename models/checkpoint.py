@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from .adapter_tables import add_tables, read_adapter_names
 from .bert_names import architecture
 from .causal_names import find_ending
 from .clip import Clip
@@ -112,7 +113,9 @@ def describe_transformer(folder: Path, modules: SentenceModules | None = None) -
     except (TypeError, ValueError) as error:
         raise ValueError(f"{folder}: {error}") from error
     check_vocabulary(folder, config_json, config, shapes)
-    return Description(family, choose_task(family, modules), config, config_json, folder, modules)
+    task = choose_task(family, modules)
+    adapters = read_adapter_names(folder)
+    return Description(family, task, config, config_json, folder, modules, adapters=adapters)
 
 
 def choose_task(family: Family, modules: SentenceModules | None) -> str:
@@ -221,6 +224,8 @@ def empty_model(description: Description) -> Model:
             model: Model = description.family.model(description.config)
             if description.query is not None:
                 model.query = empty_model(description.query)
+            if description.adapters:
+                model.adapters = add_tables(model, description.folder)
             return model
         except (TypeError, RuntimeError) as error:
             if "verflow" not in str(error):  # of one value, or of a product

@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from .adapter_merge import copy_other_files, write_shards
+from .derived_folder import copy_other_files, write_shards
 from .folder import read_file, read_json, read_published_shapes, read_published_weights
 from .quantized_files import UNREAD, FileCodes, Method, find_method
 

@@ -350,6 +350,7 @@ class Description:
         modules: those of a sentence-transformers folder; None for others.
         pipeline: the parts of a diffusers folder; None for others.
         query: the encoder that reads queries, where there is another than for documents.
+        adapters: the names of those that stay beside the model; see `adapter_tables`.
     """
 
     family: Family
@@ -360,6 +361,7 @@ class Description:
     modules: SentenceModules | None = None
     pipeline: Pipeline | None = None
     query: Description | None = None
+    adapters: tuple[str, ...] = ()
 
     @property
     def weight_folders(self) -> Mapping[str, Path]:

@@ -13,8 +13,8 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from .adapter_merge import write_shards
 from .dequantize import CODES, Dequantized, keep
+from .derived_folder import write_shards
 from .gguf_file import GgufFile, read_gguf
 from .gguf_names import ARCHITECTURES, FACTORS, read_config
 from .gguf_tokenizer import make_settings, make_tokenizer

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 from torch import Tensor, nn
 
+from .adapter_tables import AdapterChoice
 from .attention import FULL, SLIDING, AttentionCache, DynamicCache, KeyValue, empty_past
 from .config_checks import check_whole
 
@@ -35,6 +36,7 @@ class LanguageModel(nn.Module, ABC):
 
     config: CacheSizes
     lm_head: nn.Linear  # its results are the logits, by token
+    adapters: AdapterChoice | None = None  # of a model with adapters beside it
 
     def forward(
         self,

@@ -14,7 +14,7 @@ fp8, with a scale for a tensor, a row, or 128 x 128 values: floats, which no int
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -48,10 +48,6 @@ class FileCodes:
     zeros: Integers
     bits: int
     order: npt.NDArray[np.int64] | None = None
-
-    def cut(self, rows: slice) -> FileCodes:
-        """Return some rows of the weight."""
-        return replace(self, codes=self.codes[rows], scales=self.scales[rows], zeros=self.zeros[rows])
 
     def dequantize(self) -> Floats:
         """Return the weight (N, K)."""

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, TypeAlias
 import torch
 from torch import Tensor, nn
 
+from .adapter_tables import FILE
 from .causal_encoder import CausalEncoderConfig
 from .causal_names import add_score_rows
 from .dequantize import read_codes
@@ -50,6 +51,8 @@ def read_weights(
         weights = read_transformer(description, keep_types, report)
     if modules is not None:
         weights |= read_sentence_weights(modules)
+    if description.adapters:
+        weights |= read_file(description.folder / FILE)
     if description.query is not None:
         of_query = read_weights(description.query, keep_types)
         weights |= {f"query.{name}": weight for name, weight in of_query.items()}
@@ -116,31 +119,40 @@ def read_kept_codes(description: Description) -> dict[str, FileCodes]:
 
     Those of one of our weights that several published ones make up are joined where they are of one kind.
     """
-    family = description.family
-    rename = family.rename(description.config_json)
     kinds: dict[tuple[int, bytes], dict[str, FileCodes]] = {}
     for before, folder in description.weight_folders.items():
         for published, weight in read_codes(folder).items():
-            name = rename(before + published.removeprefix(family.prefix))
-            if name is None:
-                continue
-            own = kinds.setdefault((weight.bits, b"" if weight.order is None else weight.order.tobytes()), {})
-            first = 0
-            for piece, height in (
-                family.parts(description.config, name) or {name: len(weight.codes)}
-            ).items():
-                own[piece] = weight.cut(slice(first, first + height))
-                first += height
+            order = b"" if weight.order is None else weight.order.tobytes()
+            name = before + published.removeprefix(description.family.prefix)
+            kinds.setdefault((weight.bits, order), {})[name] = weight
     found: dict[str, FileCodes] = {}
     for kind in kinds.values():
         one = next(iter(kind.values()))
-        parts: dict[str, dict[str, Tensor]] = {}
-        for part in ("codes", "scales", "zeros"):
-            parts[part] = {name: torch.from_numpy(getattr(own, part)) for name, own in kind.items()}
-            family.adjust(parts[part], description.config_json)
-        for name in parts["codes"]:
-            codes, scales, zeros = (arrays[name].numpy() for arrays in parts.values())
-            found[name] = replace(one, codes=codes, scales=scales, zeros=zeros)
+        codes, scales, zeros = (
+            place_rows(description, {n: torch.from_numpy(getattr(w, part)) for n, w in kind.items()})
+            for part in ("codes", "scales", "zeros")
+        )
+        for name in codes:
+            own = (codes[name].numpy(), scales[name].numpy(), zeros[name].numpy())
+            found[name] = replace(one, codes=own[0], scales=own[1], zeros=own[2])
+    return found
+
+
+def place_rows(description: Description, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return what belongs to the rows of published weights by our names, cut and joined as the weights are.
+
+    Args:
+        description: of the checkpoint.
+        tensors: (O, ...) of each weight, whose name is without the family's prefix.
+    """
+    family = description.family
+    rename = family.rename(description.config_json)
+    found: dict[str, Tensor] = {}
+    for published, tensor in tensors.items():
+        if (name := rename(published)) is not None:
+            heights = family.parts(description.config, name) or {name: len(tensor)}
+            found |= zip(heights, torch.split(tensor, list(heights.values())), strict=True)
+    family.adjust(found, description.config_json)
     return found
 
 

@@ -283,6 +283,7 @@ class GenerationOptions(TypedDict, total=False):
     With either of the two several prompts run one after the other, as engines verify one row at a time.
 
     Attributes:
+        adapter: the name of one that stays beside the model; the model alone answers unless given.
         max_new_tokens: at least 1; 64 unless given. Generation that fills the context ends with "context".
         temperature: divides the logits; 0 is greedy, and next to 0 as good as that.
         top_k: draw from the k likeliest tokens only.
@@ -350,6 +351,7 @@ class GenerationOptions(TypedDict, total=False):
             answer with "cancelled", and is the last call for it.
     """
 
+    adapter: str | None
     max_new_tokens: int
     temperature: float | None
     top_k: int | None

@@ -102,10 +102,13 @@ class Checkpoint:
         recipes = RECIPES[self.task]
         self.modules = found.modules
         length = self.choose_length(max_length, recipes.read_context(self.config), extrapolate)
-        self.choices = TraceOptions(max_batch or recipes.MAX_BATCH, length, outputs)
+        batch = max_batch or recipes.MAX_BATCH
+        self.choices = TraceOptions(batch, length, outputs, bool(found.adapters))
         self.recipes, self.explanations = make_all_recipes(self.task, self.config, self.choices)
         self.read_tokenizers()
         self.generation = self.read_generation()
+        if found.adapters and self.generation is not None:
+            self.generation = replace(self.generation, adapters=found.adapters)
         self.encoder = self.read_encoder()
         if found.pipeline is not None:
             self.images = self.read_images(found.pipeline)

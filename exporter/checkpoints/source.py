@@ -10,7 +10,7 @@ import re
 import shutil
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from tempfile import mkdtemp
 from typing import TYPE_CHECKING, Any
@@ -44,6 +44,7 @@ PIPELINE_FILES = [
 ]
 OTHER_VARIANTS = ["*.bin", "*.msgpack", "*.onnx", "*.onnx_data", "*non_ema*"]
 HALF_VARIANT = "*fp16*"  # which is read where there are no others
+ADAPTER_NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,63}")
 HUB_FILES = ["*.json", "*.safetensors", "*.txt", "*.model", "*.spm", "*.jinja"]
 
 
@@ -55,10 +56,10 @@ class Source:
     argument: str  # what the user typed
     folder: Path  # the files on this machine
     commit: str = ""  # of a hub model, the commit that its revision named when it was downloaded
-    origin: Path | None = (
-        None  # what `folder` was made of: a file of word vectors, or an adapter's base model
-    )
+    origin: Path | None = None  # what `folder` was made of, where a user gave something else
+    base: Source | None = None  # that adapters were merged into, or stay beside
     adapter: Path | None = None  # which is merged into the weights
+    adapters: Mapping[str, Path] = field(default_factory=dict)  # which stay beside them, by name
     quantized_by: str = ""  # the method by which others quantized the weights, which are in floats here
     kept_bits: int = 0  # of most of the codes that are kept; 0 where none are
     note: str = ""  # in words, what became of quantized weights
@@ -98,16 +99,18 @@ class Source:
             settings = read_json(path)
         return {name: settings[name] for name in SENTENCE_SETTINGS if settings.get(name)}
 
-    def describe(self, bundle: Path) -> dict[str, str]:
+    def describe(self, bundle: Path) -> dict[str, Any]:
         """Return the manifest's description of the checkpoint; its folder is relative to the bundle."""
         argument = self.argument
         if self.kind == "folder":
             argument = locate_from(bundle, self.origin or self.folder)
-        found = {"argument": argument, "kind": self.kind, "sha256": self.compute_sha256()}
+        found: dict[str, Any] = {"argument": argument, "kind": self.kind, "sha256": self.compute_sha256()}
         if self.commit:
             found["commit"] = self.commit
         if self.adapter is not None:
             found["adapter"] = locate_from(bundle, self.adapter)
+        if self.adapters:
+            found["adapters"] = {name: locate_from(bundle, path) for name, path in self.adapters.items()}
         if self.quantized_by:
             found["quantized_by"] = self.quantized_by
         return found
@@ -134,13 +137,17 @@ def find_recorded(recorded: Mapping[str, Any], bundle: Path) -> Source:
 def add_recorded_adapter(source: Source, recorded: Mapping[str, Any], bundle: Path) -> Source:
     """Return a checkpoint with the adapter that a manifest names, if it names one, and the hash differs."""
     place = recorded.get("adapter")
-    if place is None or source.compute_sha256() == recorded.get("sha256"):
+    beside = recorded.get("adapters")
+    if not (place or beside) or source.compute_sha256() == recorded.get("sha256"):
         return source
-    if not isinstance(place, str) or not is_recorded_place(place) or not (bundle / place).is_dir():
-        raise SourceError(
-            f"the adapter {bundle / str(place)} does not exist; pass --source FOLDER of the merged model"
-        )
-    return merge_into(source, bundle / place)
+    places: dict[str, Any] = dict(beside) if isinstance(beside, Mapping) else {"": place}
+    for one in places.values():
+        if not isinstance(one, str) or not is_recorded_place(one) or not (bundle / one).is_dir():
+            way_out = "export again" if beside else "pass --source FOLDER of the merged model"
+            raise SourceError(f"the adapter {bundle / str(one)} does not exist; {way_out}")
+    if beside:
+        return keep_beside(source, {name: bundle / one for name, one in places.items()})
+    return merge_into(source, bundle / places[""])
 
 
 def merge_into(source: Source, adapter: str | Path) -> Source:
@@ -148,16 +155,45 @@ def merge_into(source: Source, adapter: str | Path) -> Source:
     from ...models.adapter_merge import merge_adapter
     from ...models.adapters import read_adapter
 
-    place = Path(adapter).expanduser()
-    if not place.is_dir():
-        raise SourceError(f"the adapter {str(adapter)!r} is no folder; give the one that peft wrote")
+    place = find_adapter(adapter)
     with raise_checkpoint_errors():
         found = read_adapter(place)
         folder = Path(mkdtemp(prefix="planforge-merged-"))
-        merged = replace(source, folder=folder, origin=source.folder, adapter=place)
+        origin = source.origin or source.folder
+        merged = replace(source, folder=folder, origin=origin, base=source, adapter=place, kept_bits=0)
         weakref.finalize(merged, shutil.rmtree, folder, ignore_errors=True)
         merge_adapter(source.folder, found, folder)
     return merged
+
+
+def keep_beside(source: Source, adapters: Mapping[str, str | Path]) -> Source:
+    """Return a checkpoint with adapters beside its weights, in a folder that is removed with it."""
+    from ...models.adapter_writing import write_adapter_tables
+    from ...models.adapters import read_adapter
+
+    for name in adapters:
+        if not ADAPTER_NAME.fullmatch(name):
+            raise SourceError(
+                f"the adapter's name {name!r} has other signs than letters, digits, '_', '.' and '-', or is"
+                " longer than 64"
+            )
+    places = {name: find_adapter(folder) for name, folder in adapters.items()}
+    with raise_checkpoint_errors():
+        found = {name: read_adapter(place) for name, place in places.items()}
+        folder = Path(mkdtemp(prefix="planforge-adapters-"))
+        origin = source.origin or source.folder
+        kept = replace(source, folder=folder, origin=origin, base=source, adapters=places)
+        weakref.finalize(kept, shutil.rmtree, folder, ignore_errors=True)
+        write_adapter_tables(source.folder, found, folder)
+    return kept
+
+
+def find_adapter(folder: str | Path) -> Path:
+    """Return the folder of an adapter, which must exist."""
+    place = Path(folder).expanduser()
+    if not place.is_dir():
+        raise SourceError(f"the adapter {str(folder)!r} is no folder; give the one that peft wrote")
+    return place
 
 
 def find_recorded_base(recorded: Mapping[str, Any], bundle: Path) -> Source:

@@ -28,6 +28,7 @@ from .options import (
     TargetsOption,
     VerifyOption,
     choose_level,
+    parse_adapters,
     parse_metrics,
     parse_opt,
 )
@@ -47,7 +48,11 @@ def export(
     extrapolate: ExtrapolateOption = False,
     outputs: OutputsOption = None,
     adapter: Annotated[
-        Path | None, make_option("A folder that peft wrote (LoRA, DoRA, IA3), to merge into the weights.")
+        list[str] | None,
+        make_option(
+            "A folder that peft wrote (LoRA, DoRA, IA3), to merge into the weights; or NAME=FOLDER, more than"
+            " once, to keep LoRAs beside a decoder, of which each request chooses one."
+        ),
     ] = None,
     exporter: Annotated[
         str,
@@ -85,7 +90,7 @@ def export(
             max_length=max_length,
             extrapolate=extrapolate,
             outputs=split_names("--outputs", outputs) or (),
-            adapter=adapter,
+            adapter=parse_adapters(adapter),
             exporter=exporter,
             optimum_python=optimum_python,
             verify=choose_level(verify, no_verify),

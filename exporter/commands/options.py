@@ -139,6 +139,26 @@ def choose_level(verify: str | None, no_verify: bool) -> str | bool:
     return False
 
 
+def parse_adapters(texts: Sequence[str] | None) -> str | dict[str, str] | None:
+    """Return the adapter to merge, or those to keep beside the model by their names, from NAME=FOLDER."""
+    if not texts:
+        return None
+    if len(texts) == 1 and ("=" not in texts[0] or Path(texts[0]).is_dir()):
+        return texts[0]
+    found: dict[str, str] = {}
+    for text in texts:
+        name, is_named, folder = text.partition("=")
+        if not is_named:
+            raise InputError(
+                f"--adapter {text!r}: one adapter is merged; several are kept beside the model, each as"
+                " NAME=FOLDER"
+            )
+        if name in found:
+            raise InputError(f"--adapter {text!r}: {name} is given already; give it once")
+        found[name] = folder
+    return found
+
+
 def parse_metrics(texts: Sequence[str] | None, option: str) -> dict[str, float]:
     """Return metrics and their numbers from texts such as max_error=0.001."""
     found = {}

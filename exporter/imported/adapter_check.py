@@ -8,8 +8,10 @@ from typing import Any
 
 from ...models.adapter_merge import Merge
 from ...models.adapters import WAY_OUT, read_adapter
+from ...models.checkpoint import describe
 from ...models.folder import read_published_weights
-from ..checkpoints.source import Source
+from ...models.weights import read_weights
+from ..checkpoints.source import Source, merge_into
 from ..errors import CheckpointError, VerificationError, raise_checkpoint_errors, shorten_error
 from .architectures import choose_task
 from .transformers_export import CLASSES
@@ -41,10 +43,10 @@ def compare_with_peft(source: Source) -> None:
     except ImportError:
         log.warning("the merged weights are not compared with those of peft: pip install peft")
         return
-    assert source.origin is not None and source.adapter is not None
+    assert source.base is not None and source.adapter is not None
     theirs = merge_with_peft(peft, source)
     with raise_checkpoint_errors():
-        merge = Merge(source.origin, read_adapter(source.adapter))
+        merge = Merge(source.base.folder, read_adapter(source.adapter))
     changed = {*merge.list_changed(), *(f"{module}.bias" for module in merge.changes)}
     worst = (0.0, "")
     compared = 0
@@ -63,14 +65,45 @@ def compare_with_peft(source: Source) -> None:
     log.info("%d merged weights are those of peft %s", compared, peft.__version__)
 
 
+def compare_tables(source: Source) -> None:
+    """Compare the adapters that stay beside a model with the same ones, each merged into it, and with peft.
+
+    Raises:
+        VerificationError: the weight that a table makes differs from the merged one; names the worst.
+    """
+    assert source.base is not None
+    with raise_checkpoint_errors():
+        beside = read_weights(describe(source.folder))
+    for slot, (name, place) in enumerate(source.adapters.items(), 1):
+        merged_source = merge_into(source.base, place)
+        compare_with_peft(merged_source)
+        with raise_checkpoint_errors():
+            merged = read_weights(describe(merged_source.folder))
+        worst = (0.0, "")
+        for weight, wanted in merged.items():
+            path = weight.removesuffix(".weight")
+            made = beside[weight]
+            if (a := beside.get(f"{path}.adapters.a")) is not None:
+                made = made + (a[slot] @ beside[f"{path}.adapters.b"][slot]).T
+            gap = float((made - wanted).abs().max() / wanted.abs().max().clamp(min=1e-30))
+            worst = max(worst, (gap, weight))
+        if worst[0] > TOLERANCE:
+            raise VerificationError(
+                f"{worst[1]} with the adapter {name} beside it differs from the merged weight by"
+                f" {worst[0]:.1e} of the largest. Please report it; {WAY_OUT}"
+            )
+
+
 def merge_with_peft(peft: Any, source: Source) -> dict[str, Any]:
     """Return the weights of transformers' model in fp32 after peft merged the adapter into them."""
     import torch
     import transformers
 
-    assert source.origin is not None and source.adapter is not None
+    assert source.base is not None and source.adapter is not None
     settings = read_adapter(source.adapter).settings
-    name = CLASSES_OF_ADAPTERS.get(str(settings.get("task_type"))) or CLASSES[choose_task(source.origin)][0]
+    name = (
+        CLASSES_OF_ADAPTERS.get(str(settings.get("task_type"))) or CLASSES[choose_task(source.base.folder)][0]
+    )
     more: dict[str, Any] = {}
     if "Classification" in name:
         config = transformers.AutoConfig.from_pretrained(source.folder, local_files_only=True)
@@ -82,12 +115,12 @@ def merge_with_peft(peft: Any, source: Source) -> dict[str, Any]:
             warnings.simplefilter("ignore")  # peft calls what transformers advises against
             config = peft.PeftConfig.from_pretrained(source.adapter, local_files_only=True)
             config.task_type = None  # a task's class of peft generates text, which is not asked for
-            base = load(source.origin, **more)
+            base = load(source.base.folder, **more)
             model = peft.PeftModel.from_pretrained(base, source.adapter, config=config)
             merged = model.merge_and_unload()
     except Exception as error:  # whatever the files bring transformers or peft to
         raise CheckpointError(
-            f"peft cannot load {source.adapter} for {source.origin}: {shorten_error(error)}"
+            f"peft cannot load {source.adapter} for {source.base.folder}: {shorten_error(error)}"
         ) from error
     return dict(merged.state_dict())
 

@@ -59,6 +59,11 @@ def check_model(bundle: Bundle, recipe: Recipe) -> None:
             f"{recipe.title} takes {' and '.join(recipe.tasks)}; {bundle.folder} is a bundle for"
             f" {manifest.task}"
         )
+    if manifest.generation is not None and manifest.generation.adapters:
+        raise InputError(
+            f"{recipe.title} does not choose adapters by request; merge one with `planforge export MODEL"
+            " --adapter FOLDER`, and package that bundle"
+        )
     if any(artifact.keeps_state for artifact in manifest.artifacts):
         raise InputError(
             f"{recipe.title} does not run recurrent decoders, which keep states in place of a cache; run"

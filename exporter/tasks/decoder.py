@@ -98,6 +98,8 @@ def choose(
     builder = Builder()
     vocabulary = find_vocabulary(manifest)
     add_prompts(builder, prompts, steps, min(MAX_BATCH, most))
+    if manifest.generation is not None:
+        add_adapters(builder, prompts, manifest.generation.adapters, steps, min(MAX_BATCH, most))
     known = filled.tokens[: filled.past or None]
     add_edges(builder, known or real, list_edges(bundle, len(known)))
     if known:
@@ -108,6 +110,9 @@ def choose(
     cases = RandomCases(weights, real, context, most, seed, parts, level)
     columns = add_random(builder, reference, cases, vocabulary) if level.random_work else ()
     add_passages(builder, passages, vocabulary)
+    if manifest.generation is not None:
+        for slot in range(1, 1 + len(manifest.generation.adapters)):
+            add_passages(builder, [passages[slot % len(passages)]], vocabulary, slot)
     few, replays, ranges = list_node_cases(builder)
     left_out = describe_left_out(
         counts={
@@ -230,7 +235,7 @@ def add_prompts(builder: Builder, prompts: Sequence[tuple[int, ...]], steps: int
     for prompt in prompts:
         wanted = range(len(prompt) - 1, len(prompt) - 1 + steps)
         text = builder.add_text(Text(prompt, continues=steps), logits=wanted, margin=wanted)
-        rows.append(Row(text, tuple(range(len(prompt), len(prompt) + steps))))
+        rows.append(make_row(text, prompt, steps))
     for row in rows:
         builder.add_case(Case("prefill and decode, batch 1", GRAPH, (row,), (LOGITS,)))
     for size in sorted({min(2, most), most}):
@@ -247,6 +252,30 @@ def add_prompts(builder: Builder, prompts: Sequence[tuple[int, ...]], steps: int
         name = f"parts of {PART} tokens, {len(whole)} prompts, padded"
         of_few = LOGITS._replace(limited=("max_error",))  # the mean of so few rows says no more
         builder.add_case(Case(name, GRAPH, whole, (of_few,), chunk=PART, is_padded=True))
+
+
+def add_adapters(
+    builder: Builder, prompts: Sequence[tuple[int, ...]], names: Sequence[str], steps: int, most: int
+) -> None:
+    """Add prompts that adapters continue: each alone, and all in one batch with the model without one."""
+    if not names:
+        return
+    without = next(iter(builder.wanted["margin"]))
+    rows = [make_row(without, prompts[0], steps)]
+    for slot, name in enumerate(names, 1):
+        for prompt in (prompts[0], prompts[-1]):
+            wanted = range(len(prompt) - 1, len(prompt) - 1 + steps)
+            text = builder.add_text(Text(prompt, steps, adapter=slot), logits=wanted, margin=wanted)
+            rows.append(make_row(text, prompt, steps))
+            builder.add_case(Case(f"adapter {name}, batch 1", GRAPH, (rows[-1],), (LOGITS,)))
+    for begin in range(0, len(rows) if most > 1 else 0, most):
+        batch = tuple(rows[begin : begin + most])
+        builder.add_case(Case("adapters in one batch, padded", GRAPH, batch, (LOGITS,), is_padded=True))
+
+
+def make_row(text: int, prompt: tuple[int, ...], steps: int) -> Row:
+    """Return the row that reads a prompt, and then token by token what follows."""
+    return Row(text, tuple(range(len(prompt), len(prompt) + steps)))
 
 
 def add_edges(builder: Builder, tokens: Sequence[int], edges: Sequence[int]) -> None:
@@ -335,16 +364,17 @@ def add_single_steps(builder: Builder, text: int, length: int, most: int) -> Non
     builder.add_case(Case(name, GRAPH, steps, (COLUMNS,), shares_past=True, is_costly=True))
 
 
-def add_passages(builder: Builder, passages: Sequence[tuple[int, ...]], vocabulary: int) -> None:
+def add_passages(
+    builder: Builder, passages: Sequence[tuple[int, ...]], vocabulary: int, adapter: int = 0
+) -> None:
     """Add real text, of which every token is predicted; whole logits are known where memory allows."""
     for tokens in passages:
         every = range(len(tokens) - 1)
         allowed = max(1, LOGITS_BYTES // (len(passages) * vocabulary * 4))
         some = choose_evenly(len(every), allowed)
-        text = builder.add_text(Text(tokens), likeliest=every, logprob=every, logits=some)
-        builder.add_case(
-            Case("real text", GRAPH, (Row(text, (len(every),)),), (PASSAGES,), "every", is_costly=True)
-        )
+        text = builder.add_text(Text(tokens, adapter=adapter), likeliest=every, logprob=every, logits=some)
+        name = "real text, by adapters" if adapter else "real text"
+        builder.add_case(Case(name, GRAPH, (Row(text, (len(every),)),), (PASSAGES,), "every", is_costly=True))
 
 
 def find_vocabulary(manifest: Manifest) -> int:

@@ -80,10 +80,11 @@ def continue_texts(reference: Reference, case_set: CaseSet) -> CaseSet:
     if not open_ones:
         return case_set
     steps = texts[open_ones[0]].continues
-    continued = reference.continue_greedily([texts[number].tokens for number in open_ones], steps)
+    with reference.use([texts[number].adapter for number in open_ones]):
+        continued = reference.continue_greedily([texts[number].tokens for number in open_ones], steps)
     done = list(texts)
     for number, tokens in zip(open_ones, continued, strict=True):
-        done[number] = Text((*texts[number].tokens, *tokens))
+        done[number] = replace(texts[number], tokens=(*texts[number].tokens, *tokens), continues=0)
     return replace(case_set, texts=tuple(done))
 
 
@@ -112,7 +113,8 @@ def answer_text(reference: Reference, case_set: CaseSet, number: int) -> dict[st
     wanted = {output: known.positions for output, known in list_wanted(case_set, number).items()}
     every = np.unique(np.concatenate(list(wanted.values())))
     if set(wanted) == {"columns"}:
-        logits = reference.compute_columns(text.tokens[: every[-1] + 1], case_set.columns)
+        with reference.use([text.adapter]):
+            logits = reference.compute_columns(text.tokens[: every[-1] + 1], case_set.columns)
         return {"columns": Known(every, logits[every])}
     logits = compute_logits(reference, text, every)
     return {
@@ -126,7 +128,8 @@ def answer_text(reference: Reference, case_set: CaseSet, number: int) -> dict[st
 def compute_logits(reference: Reference, text: Text, positions: Integers) -> Logits:
     """Return the logits (N, V) behind some positions of a text."""
     if text.repeats == 1:
-        return reference.compute_logits(text.tokens[: positions[-1] + 1], positions.tolist())
+        with reference.use([text.adapter]):
+            return reference.compute_logits(text.tokens[: positions[-1] + 1], positions.tolist())
     pairs = reference.compute_keys_values(text.tokens[: text.past])
     tail = text.tokens[text.past : positions[-1] + 1]
     return reference.continue_repeated(pairs, text.repeats, tail, len(tail))[positions - text.past]
@@ -146,10 +149,13 @@ def answer_again(reference: Reference, answer: Callable[[CaseSet], CaseSet], gol
         positions = found[number].positions
         if number not in prompts:
             given = likeliest[number].values
-            found[number] = Known(positions, choose_likeliest(reference, tokens, found[number], given))
+            with reference.use([texts[number].adapter]):
+                own = choose_likeliest(reference, tokens, found[number], given)
+            found[number] = Known(positions, own)
             continue
         given = np.array(tokens)[positions + 1]
-        own = choose_likeliest(reference, tokens, found.pop(number), given)
+        with reference.use([texts[number].adapter]):
+            own = choose_likeliest(reference, tokens, found.pop(number), given)
         texts[number] = replace(texts[number], tokens=(*tokens[: positions[0] + 1], *own.tolist()))
     return replace(answered, texts=tuple(texts), answers={**answered.answers, "likeliest": found})
 
@@ -191,8 +197,12 @@ def choose_for_gaps(case_set: CaseSet, rounding: Rounding) -> Asked:
 def thin(case_set: CaseSet, texts: int) -> CaseSet:
     """Return the set with at most so many prompts and passages, without cases that take long."""
     passages = case_set.list_texts("passages")
-    prompts = sorted(case_set.answers["margin"])[-texts:]
-    return case_set.restrict({*prompts, *(passages[i] for i in choose_evenly(len(passages), texts))})
+    prompts = sorted(case_set.answers["margin"])
+    alone = [number for number in prompts if not case_set.texts[number].adapter][-texts:]
+    by_adapter = {case_set.texts[number].adapter: number for number in prompts}
+    return case_set.restrict(
+        {*alone, *by_adapter.values(), *(passages[i] for i in choose_evenly(len(passages), texts))}
+    )
 
 
 def count_kept(case_set: CaseSet, output: str, text: int, counts: tuple[int, ...]) -> int | None:

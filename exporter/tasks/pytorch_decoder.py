@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -42,6 +42,11 @@ class Reference:
         self.cache: Callable[..., DynamicCache] = PiecewiseCache
         if rounding is not None and rounding.cache_scales:
             self.cache = partial(RoundedCache, rounding.cache_scales)
+
+    def use(self, adapters: Sequence[int]) -> AbstractContextManager[None]:
+        """Let the rows of a batch be read by these adapters inside the context; 0 is none."""
+        choice = getattr(self.model, "adapters", None)
+        return nullcontext() if choice is None else choice.use(adapters)
 
     @torch.no_grad()
     def compute_logits(self, tokens: Sequence[int], rows: slice | list[int]) -> Logits:

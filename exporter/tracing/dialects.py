@@ -208,6 +208,16 @@ class Decoder(nn.Module):
         super().__init__()
         self.model = model
 
+    def take_adapters(self, rest: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        """Take the rows' adapters from the inputs, where they stand before the cache; return the others."""
+        choice = self.model.adapters
+        if choice is None:
+            return rest
+        layers, _, _ = self.model.config.cache_sizes
+        place = len(rest) - 2 * layers - 1
+        choice.slots = rest[place]
+        return (*rest[:place], *rest[place + 1 :])
+
     def outputs(
         self, input_ids: Tensor, cache: DynamicCache | StaticCache, logit_rows: Tensor
     ) -> tuple[Tensor, ...]:
@@ -226,7 +236,8 @@ class PortableDecoder(Decoder):
         logit_rows: Tensor,
         *past: Tensor,
     ) -> tuple[Tensor, ...]:
-        cache = DynamicCache(pair_up(past), attention_mask, position_ids)
+        pairs = pair_up(self.take_adapters(past))
+        cache = DynamicCache(pairs, attention_mask, position_ids)
         return self.outputs(input_ids, cache, logit_rows)
 
 
@@ -234,7 +245,8 @@ class InplaceDecoder(Decoder):
     def forward(
         self, input_ids: Tensor, past_lengths: Tensor, logit_rows: Tensor, *slots: Tensor
     ) -> tuple[Tensor, ...]:
-        return self.outputs(input_ids, StaticCache(pair_up(slots), past_lengths), logit_rows)
+        pairs = pair_up(self.take_adapters(slots))
+        return self.outputs(input_ids, StaticCache(pairs, past_lengths), logit_rows)
 
 
 class OrtDecoder(Decoder):
@@ -244,6 +256,7 @@ class OrtDecoder(Decoder):
         `rest` has the total of slots unless every layer sees a window, the start and the total of windows if
         layers keep the newest tokens alone, logit_rows, and the slots of each layer.
         """
+        rest = self.take_adapters(rest)
         layers, _, _ = self.model.config.cache_sizes
         *places, logit_rows = rest[: -2 * layers]
         slots = pair_up(rest[-2 * layers :])

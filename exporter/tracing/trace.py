@@ -233,7 +233,8 @@ def write_trace(folder: str, recipe_id: str, max_batch: str, max_length: str, ou
     from ...models.checkpoint import describe, empty_model, limit_context
 
     description = describe(Path(folder))
-    choices = TraceOptions(int(max_batch), int(max_length), tuple(filter(None, outputs.split(","))))
+    names = tuple(filter(None, outputs.split(",")))
+    choices = TraceOptions(int(max_batch), int(max_length), names, bool(description.adapters))
     recipes, explanations = make_all_recipes(description.task, description.config, choices)
     recipe = {**recipes, **explanations}[recipe_id]
     model = empty_model(description).to_empty(device="cpu").requires_grad_(False)  # untouched: no memory

@@ -15,6 +15,7 @@ RECENT = "recent"  # that of a layer's cache which holds the newest tokens alone
 # layers with `SLOTS` and of those with `RECENT`.
 TOTAL = "total_sequence_length"
 WINDOW_TOTAL = "window_total_sequence_length"
+ADAPTERS = "adapter_slots"  # role and name of each row's adapter, 0 for none
 # Roles and names of each row's likeliest tokens, where the engine chooses them.
 CANDIDATES = ("candidate_logits", "candidate_ids", "log_sum")
 # Roles of what a text becomes for retrieval: a vector, weights of the vocabulary's words (B, V) or of its

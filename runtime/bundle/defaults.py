@@ -87,6 +87,7 @@ class GenerationDefaults:
     repetition_penalty: float = 1.0  # for tokens that the prompt or the answer already has; 1.0 is none
     stop: tuple[str, ...] = ()  # texts that end an answer
     rules: TokenRules = NO_RULES
+    adapters: tuple[str, ...] = ()  # that a request may name; the first has slot 1
 
     @staticmethod
     def from_json(value: Any) -> GenerationDefaults:
@@ -119,6 +120,7 @@ class GenerationDefaults:
             max_total_tokens=r.get("max_total_tokens", int, None),
             stop=r.list_of("stop", str, ()),
             rules=TokenRules.from_json(r.get("rules", dict, {})),
+            adapters=r.list_of("adapters", str, ()),
         )
 
 

@@ -56,14 +56,18 @@ class Decoder(GraphRunner):
         copies: int = 1,
         reading: int | None = None,
         logit_rows: int | None = None,
+        adapters: Sequence[int] = (),
     ) -> DecoderRun:
         """Return a run with an empty cache for `batch` rows of up to `capacity` tokens.
 
         A translation's source, its context, is computed when all of the run's memory is held. The rows
         become `copies` times as many when the run is told to `expand`. `reading` of them, all by default,
         have their prompts computed in one step; of a translation so many tokens are. A step gives logits for
-        `logit_rows`, by default one of each row. Raises a MemoryLimitError where memory_limit, or the
-        engine's own memory, has no room for all of it, and a ClosedError where the model was closed.
+        `logit_rows`, by default one of each row. `adapters` has each row's slot; no row has one by default.
+
+        Raises:
+            MemoryLimitError: memory_limit, or the engine's own memory, has no room for all of it.
+            ClosedError: the model was closed.
         """
         # Without the turn: others' steps must go on while this one waits.
         rows = batch * copies
@@ -74,6 +78,8 @@ class Decoder(GraphRunner):
             seen = context.compute()
             with self.turn():
                 cache = self.make_state(batch, capacity, seen, copies)
+            if adapters:
+                cache.adapters[:] = adapters
         except BaseException:
             reservation.release()
             raise
@@ -229,6 +235,10 @@ class DecoderRun:
         """Overwrite a row with the first `length` tokens of another one."""
         with self.decoder.turn():
             self.rows.copy_row(source, target, length)
+
+    def set_adapter(self, row: int, adapter: int) -> None:
+        """Let a row that holds nothing have an adapter; 0 is none."""
+        self.cache.adapters[row] = adapter
 
     def is_full(self, row: int) -> bool:
         """Return whether a row of a `RowState` has no slot left."""

@@ -64,6 +64,7 @@ class DynamicCache(CacheState):
             buffers[present.name] = self.present[past.name].view(find_cache_shape(past, B, total))
         own = {"input_ids": ids, "attention_mask": mask, "position_ids": positions, "logit_rows": logit_rows}
         read = {name: array for name, array in own.items() if name in self.reads}
+        read |= self.choose_adapters(slice(B))
         results = self.program.run({**self.context.inputs, **self.rebuilt, **read}, buffers, outputs)
         self.rebuilt = {}
         self.past, self.present = self.present, self.past
@@ -79,10 +80,12 @@ class DynamicCache(CacheState):
                 view.copy_rows(source, target, self.columns)
         for source, target in copies:
             self.mask[target] = self.mask[source]
+            self.adapters[target] = self.adapters[source]
 
     def expand(self) -> None:
         rows = len(self.mask)
         self.mask = np.repeat(self.mask, self.copies, axis=0)
+        self.adapters = np.repeat(self.adapters, self.copies)
         for past, _ in self.pairs:
             expand_rows(self.view_past(past), rows, self.copies, self.columns)
 

@@ -18,11 +18,11 @@ class PromptReuse:
     def __init__(self) -> None:
         # Its pop and append are atomic. A lock would not do: an abandoned stream gives its run back when it
         # is collected, which may happen inside any call of any thread.
-        self._kept: deque[tuple[Sequence[int], DecoderRun]] = deque(maxlen=1)
+        self._kept: deque[tuple[Sequence[int], int, DecoderRun]] = deque(maxlen=1)
 
     @contextmanager
     def run(
-        self, history: Sequence[int], start: Callable[[], DecoderRun]
+        self, history: Sequence[int], start: Callable[[], DecoderRun], adapter: int = 0
     ) -> Iterator[tuple[DecoderRun, int]]:
         """Yield a run for a prompt, and how many of its tokens, at most all but the last, it holds already.
 
@@ -30,25 +30,26 @@ class PromptReuse:
         the block ends, or its generator is abandoned, the run is kept, unless an error ended it.
         """
         try:
-            held, run = self._kept.pop()
+            held, other, run = self._kept.pop()
         except IndexError:
-            held = ()
+            held, other = (), adapter
             run = start()
-        known = run.truncate(count_common(held, history[:-1]))
+        known = run.truncate(0 if other != adapter else count_common(held, history[:-1]))
+        run.set_adapter(0, adapter)
         try:
             yield run, known
         except GeneratorExit:
-            self._keep(history, run)
+            self._keep(history, adapter, run)
             raise
-        self._keep(history, run)
+        self._keep(history, adapter, run)
 
     def drop(self) -> None:
         """Free what is kept."""
         self._kept.clear()
 
-    def _keep(self, history: Sequence[int], run: DecoderRun) -> None:
+    def _keep(self, history: Sequence[int], adapter: int, run: DecoderRun) -> None:
         if not run.decoder.closed:
-            self._kept.append((history[:-1], run))
+            self._kept.append((history[:-1], adapter, run))
 
 
 def count_common(a: Sequence[int], b: Sequence[int]) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +20,9 @@ MIN_KEPT = 32  # tokens: fewer are computed again as fast as they are copied
 MIN_OVERLAP = 0.5  # of what a free row holds: a request that begins so takes the row over, else a copy
 
 
+Scope: TypeAlias = tuple[str, int]  # whose requests share what was computed, and by which adapter
+
+
 class RequestSlot:
     """The place of one request: the tokens that were computed for it, in a row of a cache."""
 
@@ -27,11 +31,11 @@ class RequestSlot:
         self.run = run
         self.taken = False
         self.tokens = TokenHistory(())  # whose keys and values the row has
-        self.scope = ""  # of the prompts that may use them
+        self.scope: Scope = ("", 0)  # of the prompts that may use them
         self.scores: Array | None = None  # of a step in which another slot failed
         self.last_use = 0
 
-    def count_common(self, prompt: npt.NDArray[np.int64], scope: str) -> int:
+    def count_common(self, prompt: npt.NDArray[np.int64], scope: Scope) -> int:
         """Return how many tokens of the row a prompt begins with, where it may use them."""
         if scope != self.scope:
             return 0
@@ -44,10 +48,12 @@ class RequestSlots(ABC):
     """The slots of one decoder; see `make_slots`."""
 
     @abstractmethod
-    def acquire(self, prompt: Sequence[int], scope: str = "") -> tuple[RequestSlot, int] | None:
+    def acquire(
+        self, prompt: Sequence[int], scope: str = "", adapter: int = 0
+    ) -> tuple[RequestSlot, int] | None:
         """Return a free slot, and how many tokens of the prompt (never all) it holds; None without one.
 
-        Only prompts of the same scope use what one of them computed.
+        Only prompts of the same scope, with the same adapter, use what one of them computed.
         """
 
     @abstractmethod
@@ -84,13 +90,15 @@ class SharedSlots(RequestSlots):
         self._time = 0  # counts uses
         self._has_gaps = False  # whether a row may be free before one that is taken
 
-    def acquire(self, prompt: Sequence[int], scope: str = "") -> tuple[RequestSlot, int] | None:
+    def acquire(
+        self, prompt: Sequence[int], scope: str = "", adapter: int = 0
+    ) -> tuple[RequestSlot, int] | None:
         free = [slot for slot in self.slots if not slot.taken]
         if not free:
             return None
         known = np.asarray(prompt, np.int64)[:-1]  # the last token's scores are wanted
-        best = max(self.slots + self.kept, key=lambda slot: slot.count_common(known, scope))
-        common = self.run.find_kept(best.row, best.count_common(known, scope))
+        best = max(self.slots + self.kept, key=lambda slot: slot.count_common(known, (scope, adapter)))
+        common = self.run.find_kept(best.row, best.count_common(known, (scope, adapter)))
         if best in free and common >= MIN_OVERLAP * len(best.tokens):
             slot = best
         else:
@@ -100,7 +108,8 @@ class SharedSlots(RequestSlots):
                 self.run.copy_row(best.row, slot.row, common)
         self.run.truncate_row(slot.row, common)
         slot.tokens = TokenHistory(known[:common].tolist())
-        slot.scope = scope
+        slot.scope = (scope, adapter)
+        self.run.set_adapter(slot.row, adapter)
         slot.taken = True
         self._has_gaps = True
         self._use(slot)
@@ -200,10 +209,12 @@ class SeparateSlots(RequestSlots):
         self.capacity = capacity
         self.free = running
 
-    def acquire(self, prompt: Sequence[int], scope: str = "") -> tuple[RequestSlot, int] | None:
+    def acquire(
+        self, prompt: Sequence[int], scope: str = "", adapter: int = 0
+    ) -> tuple[RequestSlot, int] | None:
         if not self.free:
             return None
-        slot = RequestSlot(0, self.decoder.start(1, self.capacity))
+        slot = RequestSlot(0, self.decoder.start(1, self.capacity, adapters=[adapter]))
         slot.taken = True
         self.free -= 1
         return slot, 0

@@ -12,7 +12,10 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
+import numpy as np
+
 from ..backends.backend import Array, Buffer, Program
+from ..bundle.artifact import ADAPTERS, has_role
 from ..bundle.manifest import Artifact, TensorSpec
 from ..memory_budget import Lease
 from .cache_shapes import pair_cache_tensors
@@ -59,7 +62,13 @@ class DecoderState(ABC):
         self.capacity = capacity
         self.context = context
         self.copies = copies
+        self.takes_adapters = has_role(artifact.inputs, ADAPTERS)
+        self.adapters = np.zeros(batch, np.int64)  # of each row; 0 is none
         self.allocate(batch)
+
+    def choose_adapters(self, rows: slice) -> dict[str, Array]:
+        """Return the input that says which adapter each of some rows has, where the graph takes one."""
+        return {ADAPTERS: self.adapters[rows]} if self.takes_adapters else {}
 
     @abstractmethod
     def allocate(self, batch: int) -> None:

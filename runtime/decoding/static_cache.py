@@ -48,6 +48,7 @@ class StaticCache(RowState):
             # A row that ended with its slots full has its last one overwritten, which nobody reads again.
             starts = [min(length, self.capacity - T) for length in starts]
         own = {"input_ids": ids, "logit_rows": logit_rows, **self.place(starts, T)}
+        own |= self.choose_adapters(slice(B))
         kind = (B, tuple(outputs), T == 1 and self.program.captures_steps)
         results = (self.steps.get(kind) or self.bind_step(*kind))({**self.context.inputs, **own})
         # Padding was written beyond a row's length, where its next tokens overwrite it unread.
@@ -66,6 +67,7 @@ class StaticCache(RowState):
             "logit_rows": np.asarray(logit_rows, np.int64),
             **{name: array[source : source + 1] for name, array in self.context.inputs.items()},
             **self.place(self.lengths[row : row + 1], T, row),
+            **self.choose_adapters(slice(row, row + 1)),
         }
         buffers = {
             name: buffer.row(source if name in self.context.buffers else row)
@@ -79,6 +81,7 @@ class StaticCache(RowState):
         for slots in self.slots:
             slots.copy_rows(source, target, min(length, slots.shape[2]))
         self.lengths[target] = length
+        self.adapters[target] = self.adapters[source]
 
     def truncate_row(self, row: int, length: int) -> None:
         self.lengths[row] = min(self.lengths[row], length)
@@ -106,6 +109,7 @@ class StaticCache(RowState):
         self.buffers |= self.context.buffers  # which may have as many rows now
         self.steps = {}  # which were bound to fewer rows
         self.lengths = [length for length in self.lengths for _ in range(self.copies)]
+        self.adapters = np.repeat(self.adapters, self.copies)
 
     def repeat(self, times: int) -> None:
         for row, length in enumerate(self.lengths):

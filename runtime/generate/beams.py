@@ -26,11 +26,12 @@ def answer_by_beams(
     search: Search,
     logprobs: bool,
     max_length: int,
+    adapter: int = 0,
 ) -> list[Generation]:
     """Return the likeliest answers to prompts that run together; the rows stay as they are."""
     prompts = [row.prompt for row in rows]
     limits = [row.max_left for row in rows]
-    beams, seconds = search_answers(decoder, prompts, search, limits, max_length)
+    beams, seconds = search_answers(decoder, prompts, search, limits, max_length, adapter)
     generations = []
     for row, hypotheses in zip(rows, beams.list_hypotheses(), strict=True):
         candidates = tuple(make_candidate(tokenizer, row, hypothesis, logprobs) for hypothesis in hypotheses)
@@ -56,6 +57,7 @@ def search_answers(
     search: Search,
     limits: Sequence[int],
     max_length: int | None = None,
+    adapter: int = 0,
 ) -> tuple[BeamSearch, list[float]]:
     """Return a finished search for what follows prompts, by at most `limits` tokens, and each step's seconds.
 
@@ -65,7 +67,8 @@ def search_answers(
     capacity = find_capacity(decoder.artifact, [len(prompt) for prompt in prompts], limits)
     beams = BeamSearch(prompts, search, limits)
     capacity = decoder.widen(len(prompts) * search.num_beams, capacity, max_length)
-    run = decoder.start(len(prompts), capacity, copies=search.num_beams)
+    adapters = [adapter] * len(prompts)
+    run = decoder.start(len(prompts), capacity, copies=search.num_beams, adapters=adapters)
     logits = np.repeat(run.prefill(prompts), search.num_beams, axis=0)  # all beams of a prompt begin alike
     run.expand()
     seconds: list[float] = []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Generator, Sequence
 from contextlib import AbstractContextManager, closing, nullcontext
+from functools import partial
 from threading import Event
 
 from ..decoding.cache_shapes import find_capacity
@@ -45,7 +46,13 @@ class GenerationLoop:
         """Answer prompts that run together."""
         if request.search is not None:
             return answer_by_beams(
-                self.decoder, self.tokenizer, rows, request.search, request.logprobs, self.max_length
+                self.decoder,
+                self.tokenizer,
+                rows,
+                request.search,
+                request.logprobs,
+                self.max_length,
+                request.adapter_slot,
             )
         seconds = []
         for step_seconds in self._take_steps(rows, request):
@@ -126,10 +133,12 @@ class GenerationLoop:
     ) -> AbstractContextManager[tuple[DecoderRun, int]]:
         """Return a run of batch 1 for a row, and how many tokens of its prompt it holds."""
         if request.reuse_prompt:
-            return self.reuse.run(row.history, lambda: self.decoder.start(1, self.max_length))
+            start = partial(self.decoder.start, 1, self.max_length)
+            return self.reuse.run(row.history, start, request.adapter_slot)
         return nullcontext((self._start([row], request), 0))
 
     def _start(self, rows: Sequence[Row], request: GenerationRequest) -> DecoderRun:
         """Return a run for rows that keep nothing for a later call."""
         capacity = self.count_capacity(rows, request)
-        return self.decoder.start(len(rows), self.decoder.widen(len(rows), capacity, self.max_length))
+        capacity = self.decoder.widen(len(rows), capacity, self.max_length)
+        return self.decoder.start(len(rows), capacity, adapters=[request.adapter_slot] * len(rows))

@@ -15,6 +15,7 @@ from ..decoding.sampling import PENALTIES, Sampling
 from ..errors import InputError
 from ..option_checks import check_choice, check_options, check_switch, check_whole
 from ..options import BatchGenerationOptions, GenerationOptions, ProgressOption
+from ..suggest import did_you_mean
 from ..text.wording import Wording, check_options_of_template
 from .structure import KINDS, Structure, read_structure
 from .tools import Tools, read_tools
@@ -53,6 +54,8 @@ class GenerationRequest:
     min_new_tokens: int = 0
     max_length: int | None = None  # of a prompt with its answer, where the checkpoint says so
     search: Search | None = None  # how beams are searched, from the options that say so; None without beams
+    adapter: str | None = None
+    adapter_slot: int = 0  # of the adapter, from the bundle
 
     def __post_init__(self) -> None:
         check_whole("max_new_tokens", self.max_new_tokens, 1)
@@ -94,11 +97,15 @@ class GenerationRequest:
             return self.max_new_tokens
         return min(self.max_new_tokens, self.max_length - prompt_length)
 
-    def bind(self, eos: Sequence[int]) -> GenerationRequest:
-        """Return the request for a model with these end tokens."""
+    def bind(self, eos: Sequence[int], adapters: Sequence[str] = ()) -> GenerationRequest:
+        """Return the request for a model with these end tokens and adapters."""
         constraints = self.make_constraints(eos)
         acts = constraints != Constraints(eos=constraints.eos)
-        return replace(self, sampling=replace(self.sampling, constraints=constraints if acts else None))
+        return replace(
+            self,
+            sampling=replace(self.sampling, constraints=constraints if acts else None),
+            adapter_slot=find_adapter(self.adapter, adapters),
+        )
 
     def make_constraints(self, eos: Sequence[int]) -> Constraints:
         """Return the checkpoint's rules with the call's own, of a model with these end tokens."""
@@ -124,6 +131,19 @@ class GenerationRequest:
         if sampling.seed is not None:  # 0 is one too
             given.append(("seed", sampling.seed))
         return given
+
+
+def find_adapter(name: str | None, adapters: Sequence[str]) -> int:
+    """Return the slot of an adapter of a bundle, 0 for None; refuse one that it has not."""
+    if name is None:
+        return 0
+    if name not in adapters:
+        known = (
+            f"the bundle has {', '.join(adapters)}" if adapters else "the bundle has none beside its model"
+        )
+        hint = did_you_mean(str(name), adapters)
+        raise InputError(f"there is no adapter {name!r:.80}; {known}{hint}", option="adapter")
+    return 1 + adapters.index(name)
 
 
 def resolve_request(

@@ -69,13 +69,13 @@ class RetrievalGenerator(TextGenerator):
             running.find = lambda chunks: index.find(chunks, count)
         return model
 
-    def score(self, text: Prompt, *, parse_special: bool = False) -> Score:
+    def score(self, text: Prompt, *, parse_special: bool = False, adapter: str | None = None) -> Score:
         """Return the log-probability of each token, as `TextGenerator.score` does.
 
         A warning says how much of the text the index has almost word by word: the model may have copied it.
         """
         self._warn_without_index()
-        found = super().score(text, parse_special=parse_special)
+        found = super().score(text, parse_special=parse_special, adapter=adapter)
         share = 0.0 if self.index is None else self.index.measure_overlap(found.token_ids)
         if share:
             log.warning(

@@ -144,7 +144,8 @@ class GenerationScheduler(EngineThread[PendingGeneration]):
         """Compute some of a prompt, or all that is left; return how many tokens that were."""
         slots = self._open_slots()
         if one.slot is None:
-            taken = slots.acquire(one.row.prompt, "" if self.settings.share_prompts else one.client)
+            scope = "" if self.settings.share_prompts else one.client
+            taken = slots.acquire(one.row.prompt, scope, one.row.request.adapter_slot)
             assert taken is not None  # there are as many slots as requests may run
             one.slot, one.prefilled = taken
             one.begun = time.perf_counter()

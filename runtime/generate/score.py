@@ -34,7 +34,7 @@ class Score:
         return math.exp(-self.total / len(self.logprobs))
 
 
-def score_tokens(decoder: Decoder, tokens: Sequence[int], max_length: int) -> Score:
+def score_tokens(decoder: Decoder, tokens: Sequence[int], max_length: int, adapter: int = 0) -> Score:
     """Return the score of tokens; refuse fewer than two, and more than the context holds."""
     if len(tokens) < 2:
         raise InputError(f"score needs a text of at least 2 tokens, this one has {len(tokens)}")
@@ -45,7 +45,9 @@ def score_tokens(decoder: Decoder, tokens: Sequence[int], max_length: int) -> Sc
             limit=max_length,
         )
     logprobs: list[float] = []
-    for logits in decoder.start(1, len(tokens), logit_rows=min(SCORE_CHUNK, len(tokens))).extend(tokens[:-1]):
+    rows = min(SCORE_CHUNK, len(tokens))
+    run = decoder.start(1, len(tokens), logit_rows=rows, adapters=[adapter])
+    for logits in run.extend(tokens[:-1]):
         following = np.asarray(tokens[len(logprobs) + 1 :][: len(logits)])
         logprobs += compute_logprobs(logits, following).tolist()
     return Score(tuple(tokens), tuple(logprobs))

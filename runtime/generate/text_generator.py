@@ -28,7 +28,13 @@ from .grammar import Grammars
 from .loop import GenerationLoop
 from .pending import PendingGeneration
 from .prompt_groups import PromptGroups
-from .request import GenerationRequest, describe_request, read_checkpoint_options, resolve_request
+from .request import (
+    GenerationRequest,
+    describe_request,
+    find_adapter,
+    read_checkpoint_options,
+    resolve_request,
+)
 from .row_reader import Prompt, RowReader, check_several, count_vocabulary
 from .score import Score, score_tokens
 from .submissions import Submissions
@@ -99,6 +105,11 @@ class TextGenerator(Model):
     def warm_up(self) -> None:
         """Compute one token; see `Model.warm_up`."""
         self.submit([0], max_new_tokens=1, ignore_eos=True).result()
+
+    @property
+    def adapters(self) -> tuple[str, ...]:
+        """The names of the adapters beside the model, of which a call may choose one."""
+        return self.defaults.adapters
 
     @property
     def has_chat(self) -> bool:
@@ -296,7 +307,7 @@ class TextGenerator(Model):
         """Return how many requests a client may submit at once, where no others run or wait."""
         return self._submissions.count_places()
 
-    def score(self, text: Prompt, *, parse_special: bool = False) -> Score:
+    def score(self, text: Prompt, *, parse_special: bool = False, adapter: str | None = None) -> Score:
         """Return the log-probability of each of the text's tokens after the first, given those before it.
 
         Of a model whose prompts begin with a special token, that one is the first.
@@ -304,13 +315,15 @@ class TextGenerator(Model):
         Args:
             text: a text, or token ids, which are taken as they are.
             parse_special: read special tokens such as <|endoftext|> in the text as such.
+            adapter: the name of one that stays beside the model.
 
         Raises:
             InputError: fewer than two tokens.
             ContextLengthError: more tokens than the context.
         """
         tokens = self._rows.encode_prompt(text, parse_special, may_be_empty=True)
-        return score_tokens(self.decoder, tokens, self.max_length)
+        slot = find_adapter(adapter, self.defaults.adapters)
+        return score_tokens(self.decoder, tokens, self.max_length, slot)
 
     def encode_prompt(self, prompt: Prompt, *, parse_special: bool = False) -> list[int]:
         """Return the tokens that the model reads of a prompt, those that begin every prompt included.
@@ -351,7 +364,7 @@ class TextGenerator(Model):
         if self.decoder.closed:
             raise ClosedError
         request = resolve_request(options, self._checkpoint, streams=streams, several=several)
-        request = request.bind(self.defaults.eos)
+        request = request.bind(self.defaults.eos, self.defaults.adapters)
         request = replace(request, search=resolve_search(request, self.defaults.eos, streams=streams))
         request.sampling.check_vocabulary(self._rows.vocabulary)
         if request.structure is not None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import json
 import shutil
 from collections.abc import Callable
@@ -25,25 +24,18 @@ from planforge.models.adapter_merge import merge_adapter
 from planforge.models.adapters import read_adapter
 from planforge.runtime import TextEncoder, TextGenerator
 
+from ..helpers.adapters import ATTENTION, GPT2, LLAMA, Lora, load_peft, write_adapter, write_base
 from ..helpers.cli import planforge
 from ..helpers.models import edit_json
-from ..helpers.random_checkpoints import GROUPED, write_random_checkpoint, write_tokenizer
+from ..helpers.random_checkpoints import GROUPED, write_random_checkpoint
 
 # peft warns of much that is meant here, such as a part of tied weights that is trained alone.
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 
 TEXT = "In the beginning God created the heaven and the earth"
 OPTIONS: dict[str, Any] = {"precision": ["fp32"], "target": ["cpu"], "verify": "quick"}
-CAUSAL: Any = transformers.AutoModelForCausalLM
-ATTENTION = ["q_proj", "v_proj"]
-GPT2: dict[str, Any] = {
-    **{"vocab_size": 2048, "n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": 128},
-    **{"bos_token_id": 0, "eos_token_id": 0},
-}
-LLAMA = transformers.LlamaConfig(**GROUPED, tie_word_embeddings=False)
 BIASED = transformers.LlamaConfig(**GROUPED, attention_bias=True)
 TIED = transformers.LlamaConfig(**GROUPED, tie_word_embeddings=True)
-Lora = peft.LoraConfig
 # Base models and adapters by name: every kind, where it differs.
 KINDS: dict[str, tuple[Any, Any]] = {
     "lora": (LLAMA, Lora(r=4, lora_alpha=16, target_modules=ATTENTION)),
@@ -82,38 +74,6 @@ KINDS: dict[str, tuple[Any, Any]] = {
         peft.IA3Config(target_modules=["c_attn", "mlp.c_proj"], feedforward_modules=["mlp.c_proj"]),
     ),
 }
-
-
-def write_base(config: Any, folder: Path) -> Path:
-    torch.manual_seed(0)
-    model: Any = transformers.AutoModelForCausalLM.from_config(config)
-    for parameter in model.parameters():
-        torch.nn.init.normal_(parameter, std=0.12) if parameter.dim() == 2 else None
-    model.save_pretrained(folder)
-    write_tokenizer("gpt_neox", folder)
-    return folder
-
-
-def write_adapter(
-    base: Path, config: Any, folder: Path, auto: Any = transformers.AutoModelForCausalLM
-) -> Path:
-    """Write a random adapter of a base model: trained ones are no zeros, and so neither are these."""
-    torch.manual_seed(1)
-    options = {"num_labels": 3} if config.task_type == "SEQ_CLS" else {}
-    wrapped = peft.get_peft_model(auto.from_pretrained(base, **options), copy.deepcopy(config))
-    with torch.no_grad():
-        for name, parameter in wrapped.named_parameters():
-            if parameter.requires_grad:
-                scale = 0.5 if "ia3" in name or "magnitude" in name else 0.2
-                parameter.add_(torch.randn_like(parameter) * scale)
-    wrapped.save_pretrained(folder)
-    return folder
-
-
-def load_peft(base: Path, adapter: Path, auto: Any = CAUSAL) -> Any:
-    """Load peft's model, in which the adapter stays apart."""
-    more = {"num_labels": 3} if auto is transformers.AutoModelForSequenceClassification else {}
-    return peft.PeftModel.from_pretrained(auto.from_pretrained(base, **more), adapter).eval()
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -300,9 +260,9 @@ def test_without_peft_a_warning_says_so(
 def test_large_models_are_written_in_shards(
     pair: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from planforge.models import adapter_merge
+    from planforge.models import derived_folder
 
-    monkeypatch.setattr(adapter_merge, "SHARD_BYTES", 2**16)
+    monkeypatch.setattr(derived_folder, "SHARD_BYTES", 2**16)
     (tmp_path / "out").mkdir()
     merge_adapter(pair[0], read_adapter(pair[1]), tmp_path / "out")
     shards = sorted((tmp_path / "out").glob("*.safetensors"))

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ....runtime.bundle.artifact import RECENT
-from ....runtime.bundle.manifest import Axis
+from ....runtime.bundle.artifact import ADAPTERS, RECENT
+from ....runtime.bundle.manifest import Axis, TensorSpec
 from ....runtime.errors import InputError
 from ...task_traits import GENERATION
 from .recipe import (
@@ -48,16 +48,19 @@ def make_decoder(config: GPT2Config | LlamaConfig, choices: TraceOptions, dialec
     """Make the recipe of the decoder in a dialect."""
     length = choices.max_length
     layers, heads, head_size = config.cache_sizes
+    batch = Axis("batch", 1, 1, choices.max_batch)
+    chosen = TensorSpec(ADAPTERS, ADAPTERS, "int64", (batch,))
     parts = DecoderParts(
         layers=layers,
         heads=heads,
         head_size=head_size,
         vocab_size=config.vocab_size,
-        batch=Axis("batch", 1, 1, choices.max_batch),
+        batch=batch,
         tokens=Axis("tokens", 1, min(OPT_TOKENS, length), length),
         usual_tokens=OPT_TOKENS,
         modules=MODULES,
         example=EXAMPLE,
         windows=config.windows,
+        inputs=(chosen,) if choices.has_adapters else (),
     )
     return make_decoder_recipe(parts, dialect)

@@ -24,6 +24,7 @@ class TraceOptions:
     max_batch: int  # the largest batch that plans are made for; ONNX graphs carry it as a range
     max_length: int  # the longest sequence, in tokens
     outputs: tuple[str, ...] = ()  # results in addition to the usual ones, such as "hidden_states"
+    has_adapters: bool = False  # whether each row of a batch chooses one
 
 
 @dataclass(frozen=True)

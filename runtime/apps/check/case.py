@@ -55,6 +55,7 @@ class Text:
         quotes: whether `tokens` are places in what PyTorch writes behind the texts that it continues, -1 for
             the token that targets begin with. `answer` looks them up.
         noise: of a prompt, what its picture is made of.
+        adapter: the slot of the one that reads it; 0 is none.
     """
 
     tokens: tuple[int, ...]
@@ -65,6 +66,7 @@ class Text:
     source: int | None = None
     quotes: bool = False
     noise: Noise | None = None
+    adapter: int = 0
 
     def count(self, end: int | None = None) -> int:
         """Return how many tokens of a cache the first `end` take, or all of them."""

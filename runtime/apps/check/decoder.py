@@ -85,7 +85,8 @@ def start(
     context = NONE_PENDING if encoder is None else encoder.prepare(case_set.list_sources(case))
     capacity = min(find_room(decoder.artifact), case_set.count_columns(case) + case.spare)
     if not case.shares_past:
-        return decoder.start(len(case.rows), capacity, context)
+        adapters = [case_set.texts[row.text].adapter for row in case.rows]
+        return decoder.start(len(case.rows), capacity, context, adapters=adapters)
     pasts = [row.ends[0] for row in case.rows]
     longest = case_set.texts[case.rows[int(np.argmax(pasts))].text]
     running = start_on_past(decoder, longest.tokens, pasts, capacity, context)

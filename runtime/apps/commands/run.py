@@ -86,6 +86,7 @@ def run(
     system: run_options.SystemOption = None,
     template_options: run_options.TemplateOption = None,
     continue_from: run_options.ContinueOption = None,
+    adapter: run_options.AdapterOption = None,
     num_beams: run_options.NumBeamsOption = None,
     n_best: run_options.NBestOption = None,
     length_penalty: run_options.LengthPenaltyOption = None,

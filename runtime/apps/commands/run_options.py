@@ -41,6 +41,7 @@ JsonOption = Annotated[bool, make_option("Print JSON.", "--json")]
 SEARCH = ("num_beams", "length_penalty", "early_stopping", "n_best", "no_repeat_ngram_size")
 MANY = ("truncation", "batch_size")
 GENERATION = (
+    "adapter",
     "max_new_tokens",
     "temperature",
     "top_k",
@@ -236,6 +237,10 @@ SchedulerOption = Annotated[
     picture_option(
         "ddim, pndm, euler, euler_ancestral, dpm++2m, dpm++2m_karras or lcm.", show_default="the model's"
     ),
+]
+AdapterOption = Annotated[
+    str | None,
+    generation_option("The name of an adapter beside the model.", show_default="the model alone"),
 ]
 NumBeamsOption = Annotated[
     int | None, search_option("Beams of the search; 1 is greedy.", show_default="1; the checkpoint's")

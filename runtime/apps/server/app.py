@@ -150,7 +150,7 @@ def list_plain_routes(registry: Registry, settings: ServerSettings) -> list[Base
         return Response(registry.metrics.write(), media_type=MEDIA_TYPE)
 
     async def list_models(request: Request) -> Response:
-        return JsonResponse(ModelList([registry.describe(name) for name in registry.names]))
+        return JsonResponse(ModelList([registry.describe(name) for name in registry.list_names()]))
 
     async def show_model(request: Request) -> Response:
         return JsonResponse(registry.describe(request.path_params["name"]))

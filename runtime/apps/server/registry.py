@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 from typing import Any, NoReturn, TypeAlias
 
@@ -37,6 +37,7 @@ class ServedModel:
         fingerprint: another model, version or precision has another one.
         context: tokens of a request to a text generator; 0 of other models.
         max_bytes: of a prompt or a text: more are not tokenized.
+        adapter: of the model, which answers for this name.
     """
 
     name: str
@@ -46,6 +47,7 @@ class ServedModel:
     fingerprint: str
     context: int = 0
     max_bytes: int = 0
+    adapter: str | None = None
 
     def to_json(self) -> ModelEntry:
         """Return its entry in /v1/models."""
@@ -99,10 +101,10 @@ class Registry:
 
     def describe(self, name: str) -> ModelEntry:
         """Return a model's entry in /v1/models, which has its place there while it loads too."""
+        if (served := self._find_loaded(name)) is not None:
+            return served.to_json()
         if name not in self.names:
             self._refuse_unknown(name)
-        if name in self.loaded:
-            return self.loaded[name].to_json()
         return ModelEntry(
             id=name, created=self.created, owned_by=OWNER, capabilities=[], status=self.find_state(name)
         )
@@ -150,8 +152,7 @@ class Registry:
             raise ApiError(503, "the server is stopping", code="closing", retry=True)
         if name is None:
             return self._find_only(capability)
-        if name in self.loaded:
-            served = self.loaded[name]
+        if (served := self._find_loaded(name)) is not None:
             check_capability(served, capability)
             return served
         if name == self._failed:
@@ -165,8 +166,26 @@ class Registry:
             raise ApiError(503, f"the model {name!r} is loading", param="model", code="loading", retry=True)
         self._refuse_unknown(name)
 
+    def list_names(self) -> list[str]:
+        """Return the names of all models, and behind each loaded one those of its adapters."""
+        return [name for model in self.names for name in (model, *self._name_adapters(model))]
+
+    def _name_adapters(self, name: str) -> list[str]:
+        model: Any = self.loaded[name].model if name in self.loaded else None
+        return [f"{name}:{adapter}" for adapter in getattr(model, "adapters", ())]
+
+    def _find_loaded(self, name: str) -> ServedModel | None:
+        """Return a loaded model by its name, or by that with an adapter's behind it."""
+        if name in self.names:
+            return self.loaded.get(name)
+        model, _, adapter = name.rpartition(":")
+        if name not in self._name_adapters(model):
+            return None
+        served = self.loaded[model]
+        return replace(served, name=name, adapter=adapter, fingerprint=f"{served.fingerprint}_{adapter}")
+
     def _refuse_unknown(self, name: str) -> NoReturn:
-        known = ", ".join(map(repr, self.names))
+        known = ", ".join(map(repr, self.list_names()))
         raise ApiError(
             404, f"there is no model {name!r:.200}; there are: {known}", param="model", code="model_not_found"
         )

@@ -210,6 +210,7 @@ def read_options(call: Call[GenerationRequest]) -> dict[str, Any]:
         options["logit_bias"] = {
             token: forbidden if bias == FORBIDDEN else bias for token, bias in body.logit_bias.items()
         }
+    options["adapter"] = call.served.adapter
     return options | read_structure(body)
 
 
