@@ -313,7 +313,13 @@ def write_bundle(candidates: Iterable[Checkpoint], request: Request, progress: P
 
 
 def choose_artifacts(checkpoint: Checkpoint, request: Request) -> list[Artifact]:
-    """Return the graphs to write; refuse those that nothing here runs, and shapes that no plan can have."""
+    """Return the graphs to write; refuse those that nothing here runs, and shapes that no plan can have.
+
+    Losses are refused that no precision may have: which ones there are is known by now, also of a checkpoint
+    whose codes decide it.
+    """
+    if request.accept and not request.accepted:
+        raise InputError("accept is for precisions below fp32; add one, or leave accept out")
     artifacts = plan_artifacts(checkpoint, request.targets, request.precisions)
     if request.plans.opt:
         plan_profiles([a for a in artifacts if a.is_half and a.dialect != "ort"], {}, request.plans)

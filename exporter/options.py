@@ -175,8 +175,6 @@ def check_accepted(request: Request) -> None:
             raise InputError(f"accept of {name!r} must be a number of 0 or more, not {value!r}")
     if request.accept and not request.verify:
         raise InputError("accept relaxes verification, which --no-verify turns off; give one of them")
-    if request.accept and not request.accepted:
-        raise InputError("accept is for precisions below fp32; add one, or leave accept out")
 
 
 def list_usual_precisions(targets: Sequence[str]) -> list[str]:

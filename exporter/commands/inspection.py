@@ -171,6 +171,8 @@ def list_head_rows(manifest: Manifest, sizes: Mapping[str, int]) -> list[tuple[s
         rows.append(("searches", f"{beams}, at most {defaults.max_new_tokens} new tokens"))
         counts = [manifest.config.get(f"{side}_vocab_size") for side in ("source", "target")]
         vocabulary = f"{counts[0]} of the source, {counts[1]} of the target"
+    if defaults is not None and defaults.adapters:
+        rows.append(("adapters", f"{', '.join(defaults.adapters)}: a request names one, or none"))
     parts = ", ".join(f"{name} {format_size(size)}" for name, size in sizes.items())
     return [
         *rows,

@@ -237,6 +237,7 @@ def test_the_command_keeps_adapters_and_verify_finds_them_again(tmp_path: Path) 
     assert source["adapters"] == {name: f"../{name}" for name in NAMES}
     shown = planforge("run", made.bundle, "--adapter", "green", "--max-new-tokens", "4", TEXT)
     assert shown.returncode == 0, shown.stderr
+    assert "red, green, blue: a request names one, or none" in planforge("inspect", made.bundle).stdout
     assert verify(made.bundle, level="quick", source=made.base).passed
     edit_json(made.adapters["red"] / "adapter_config.json", lora_alpha=3)
     with pytest.raises(VerificationError, match="is not the checkpoint that the bundle was exported from"):
@@ -340,6 +341,7 @@ def test_a_fault_of_the_graph_is_refused_and_named(
         graphs = collect(*given)
         graph = graphs["decoder.ort"].graph
         value = graph.initializers[table]
+        assert value.const_value is not None
         value.const_value = ir.tensor(np.roll(value.const_value.numpy(), 1, 0), name=table)
         return graphs
 
