@@ -19,6 +19,7 @@ from .adapter_tables import FILE, NAMES
 from .adapters import Adapter, ModuleChange
 from .checkpoint import describe, empty_model
 from .derived_folder import link_files
+from .experts import Experts
 from .language_model import LanguageModel
 from .weights import place_rows
 
@@ -50,9 +51,7 @@ def write_adapter_tables(base: Path, adapters: Mapping[str, Adapter], out: Path)
     numbered = number_rows(merge.shapes, merge.is_transposed)
     prefix = description.family.prefix
     rows = place_rows(description, {name.removeprefix(prefix): ids for name, ids in numbered.items()})
-    # The head reads rows of several texts, and an embedding reads none: their rows have no adapters.
-    layers = {f"{path}.weight" for path, module in model.named_modules() if isinstance(module, nn.Linear)}
-    layers.discard("lm_head.weight")
+    layers = list_adaptable(model)
     tables: dict[str, Tensor] = {}
     left = {name: set(merge.changes) for name, merge in merges.items()}
     for weight in sorted(layers & rows.keys()):
@@ -73,9 +72,23 @@ def write_adapter_tables(base: Path, adapters: Mapping[str, Adapter], out: Path)
         tables[f"{path}.adapters.b"] = b
     for name, modules_left in left.items():
         if modules_left:
-            raise ValueError(f"the adapter {name} changes {min(modules_left)}, which is in no block; {MERGE}")
+            raise ValueError(
+                f"the adapter {name} changes {min(modules_left)}, which has no rows of its own for each text;"
+                f" {MERGE}"
+            )
     link_files(base, out)
     save_file(tables, out / FILE, metadata={NAMES: json.dumps(list(adapters))})
+
+
+def list_adaptable(model: LanguageModel) -> set[str]:
+    """Return the weights of the linear layers that read whole texts, so that each row has an adapter.
+
+    The head reads rows of several texts, and so do experts and what chooses them.
+    """
+    modules = dict(model.named_modules())
+    routed = tuple(f"{path}." for path, module in modules.items() if isinstance(module, Experts))
+    linears = {path for path, module in modules.items() if isinstance(module, nn.Linear)} - {"lm_head"}
+    return {f"{path}.weight" for path in linears if not path.startswith(routed)}
 
 
 def refuse_whole_changes(name: str, merge: Merge) -> None:

@@ -25,6 +25,7 @@ from .config_checks import (
     check_number,
     check_whole,
 )
+from .experts import Experts
 from .language_model import LanguageModel, check_layer_types
 from .rotary import Rotary, RotaryTables
 
@@ -44,6 +45,11 @@ class LlamaConfig:
         norms: where the RMSNorms of a block stand: "before" its attention and MLP, "after", or "both".
         attention_scale: multiplies the scores; None means D ** -0.5.
         attention_softcap, logits_softcap: c in c * tanh(x / c), of scores and of logits.
+        num_experts: of each MLP that is a mixture of experts; 0 where none is.
+        experts_per_token: how many of them each token uses.
+        expert_size: the inner size of an expert's MLP.
+        normalizes_experts: whether the shares of a token's experts are scaled to a sum of 1.
+        dense_layers: numbers of the layers whose MLP is no mixture.
     """
 
     vocab_size: int = 32000
@@ -73,6 +79,11 @@ class LlamaConfig:
     logits_scale: float = 1.0
     attention_softcap: float | None = None
     logits_softcap: float | None = None
+    num_experts: int = 0
+    experts_per_token: int = 0
+    expert_size: int = 0
+    normalizes_experts: bool = True
+    dense_layers: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         check_whole(self, "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers")
@@ -84,6 +95,13 @@ class LlamaConfig:
         check_number(self, "embedding_scale", "residual_scale", "attention_scale", "logits_scale")
         check_number(self, "attention_softcap", "logits_softcap", above=0)
         check_layer_types(self, "num_hidden_layers")
+        check_bool(self, "normalizes_experts")
+        if self.num_experts:
+            check_whole(self, "num_experts", "experts_per_token", "expert_size")
+            if self.experts_per_token > self.num_experts:
+                raise ValueError(
+                    f"experts_per_token={self.experts_per_token} is more than num_experts={self.num_experts}"
+                )
 
     @property
     def context(self) -> int:
@@ -111,6 +129,10 @@ class LlamaConfig:
     def computes_positions(self) -> bool:
         """Return whether there are positions beyond those that the model was trained with."""
         return all(rotary.is_fixed for rotary in (self.rotary, self.window_rotary) if rotary is not None)
+
+    def has_experts(self, layer: int) -> bool:
+        """Return whether a layer's MLP is a mixture of experts."""
+        return self.num_experts > 0 and layer not in self.dense_layers
 
     def is_sliding(self, layer: int) -> bool:
         """Return whether a layer sees only a window."""
@@ -177,11 +199,11 @@ class SelfAttention(nn.Module):
 class GatedMLP(nn.Module):
     """SwiGLU and GeGLU (Shazeer, 2020), by the activation of the gate."""
 
-    def __init__(self, config: LlamaConfig) -> None:
+    def __init__(self, config: LlamaConfig, size: int) -> None:
         super().__init__()
-        self.gate_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=config.mlp_bias)
-        self.up_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=config.mlp_bias)
-        self.down_proj = nn.Linear(config.intermediate_size, config.hidden_size, bias=config.mlp_bias)
+        self.gate_proj = nn.Linear(config.hidden_size, size, bias=config.mlp_bias)
+        self.up_proj = nn.Linear(config.hidden_size, size, bias=config.mlp_bias)
+        self.down_proj = nn.Linear(size, config.hidden_size, bias=config.mlp_bias)
         self.activation = ACTIVATIONS[config.hidden_act]()
 
     def forward(self, x: Tensor) -> Tensor:
@@ -189,12 +211,25 @@ class GatedMLP(nn.Module):
         return self.down_proj(inner)  # type: ignore[no-any-return]
 
 
+def make_mlp(config: LlamaConfig, layer: int) -> nn.Module:
+    """Return the MLP of a layer, which may be a mixture of experts."""
+    if not config.has_experts(layer):
+        return GatedMLP(config, config.intermediate_size)
+    return Experts(
+        lambda: GatedMLP(config, config.expert_size),
+        config.hidden_size,
+        config.num_experts,
+        config.experts_per_token,
+        config.normalizes_experts,
+    )
+
+
 class Block(nn.Module):
     def __init__(self, config: LlamaConfig, layer: int) -> None:
         super().__init__()
         self.residual_scale = config.residual_scale
         self.self_attn = SelfAttention(config, layer)
-        self.mlp = GatedMLP(config)
+        self.mlp = make_mlp(config, layer)
         before = config.norms != "after"
         after = config.norms != "before"
 

@@ -45,6 +45,7 @@ class LlamaFamily:
         norm_offset: what is added to the published weight of each RMSNorm.
         turns_parts: whether partial_rotary_factor counts in positions that are not stretched; in transformers
             most families ignore it there.
+        weights: parts of published names that are others here.
         class_name: how its classes in transformers begin.
     """
 
@@ -61,6 +62,7 @@ class LlamaFamily:
     fused: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     norm_offset: float = 0.0
     turns_parts: bool = False
+    weights: Mapping[str, str] = field(default_factory=dict)
     class_name: str = "Llama"
 
     def convert(self, name: str, tensor: Tensor) -> Tensor:
@@ -141,6 +143,27 @@ def leave_full_layers_unrotated(config: Json) -> dict[str, Any]:
     return {"unrotated": tuple(layer for layer, kind in enumerate(kinds) if kind == FULL)}
 
 
+def read_experts(config: Json) -> dict[str, Any]:
+    """Return how many experts there are, by either of its names, and their size, which is an MLP's."""
+    counts = [config[name] for name in EXPERT_COUNTS if name in config]
+    return {"num_experts": counts[0], "expert_size": config["intermediate_size"]}
+
+
+def read_qwen_experts(config: Json) -> dict[str, Any]:
+    """Return the experts, and the layers without: those listed, and all but one of each interval."""
+    interval = read_count(config, "decoder_sparse_step")
+    listed = config["mlp_only_layers"]
+    if not isinstance(listed, list) or not all(type(layer) is int for layer in listed):
+        raise ValueError(f"mlp_only_layers={listed!r:.60} must be a list of layers' numbers")
+    layers = range(config["num_hidden_layers"])
+    dense = tuple(n for n in layers if n in listed or (n + 1) % interval != 0)
+    return {**read_experts(config), "expert_size": config["moe_intermediate_size"], "dense_layers": dense}
+
+
+# Settings of mixtures of experts that say how they are trained; transformers writes one of two counts.
+EXPERTS: Json = {"output_router_logits": False, "router_aux_loss_coef": 0.001, "num_local_experts": None}
+EXPERT_COUNTS = ("num_local_experts", "num_experts")
+EXPERT_SETTINGS = {"num_experts_per_tok": "experts_per_token", "norm_topk_prob": "normalizes_experts"}
 # Norms behind attention and MLP alone.
 NORMS_AFTER = {
     "post_attention_layernorm": "attention_output_norm",
@@ -264,6 +287,61 @@ FAMILIES: dict[str, LlamaFamily] = {
         },
         settings={"attention_out_bias": "output_bias"},
     ),
+    "mixtral": LlamaFamily(
+        class_name="Mixtral",
+        defaults={
+            **EXPERTS,
+            "num_key_value_heads": 8,
+            "rms_norm_eps": 1e-5,
+            "intermediate_size": 14336,
+            "num_experts": 8,
+            "num_experts_per_tok": 2,
+            "router_jitter_noise": 0.0,
+            "rope_theta": 1e6,
+            "sliding_window": None,
+        },
+        settings={"num_experts_per_tok": "experts_per_token"},
+        computed=read_experts,
+        weights={
+            "block_sparse_moe.": "mlp.",
+            ".w1.": ".gate_proj.",
+            ".w3.": ".up_proj.",
+            ".w2.": ".down_proj.",
+        },
+    ),
+    "qwen3_moe": LlamaFamily(
+        class_name="Qwen3Moe",
+        defaults={
+            **EXPERTS,
+            "num_key_value_heads": 4,
+            "intermediate_size": 6144,
+            "moe_intermediate_size": 768,
+            "num_experts": 128,
+            "num_experts_per_tok": 8,
+            "norm_topk_prob": False,
+            "decoder_sparse_step": 1,
+            "mlp_only_layers": [],
+            "sliding_window": 4096,
+            "use_sliding_window": False,
+        },
+        fixed={"qk_norm": "head"},
+        settings=EXPERT_SETTINGS,
+        computed=read_qwen_experts,
+    ),
+    "olmoe": LlamaFamily(
+        class_name="Olmoe",
+        defaults={
+            **EXPERTS,
+            "rms_norm_eps": 1e-5,
+            "intermediate_size": 2048,
+            "num_experts": 64,
+            "num_experts_per_tok": 8,
+            "norm_topk_prob": False,
+        },
+        fixed={"qk_norm": "projection"},
+        settings=EXPERT_SETTINGS,
+        computed=read_experts,
+    ),
     "granite": LlamaFamily(
         class_name="Granite",
         defaults={"logits_scaling": 1.0},
@@ -347,9 +425,16 @@ def read_rotary(config: Json) -> dict[str, Rotary]:
 
 def rename_by(config: Json) -> Callable[[str], str]:
     """Return the renaming of published weights, given without their prefix "model.", to ours."""
-    norms = FAMILIES[str(config["model_type"])].norms
+    family = FAMILIES[str(config["model_type"])]
+    norms = family.norms
     pattern = re.compile(rf"(layers\.\d+)\.({'|'.join(norms)})\.weight")
-    return lambda name: pattern.sub(lambda match: f"{match[1]}.{norms[match[2]]}.weight", name)
+
+    def rename(name: str) -> str:
+        for theirs, ours in family.weights.items():
+            name = name.replace(theirs, ours)
+        return pattern.sub(lambda match: f"{match[1]}.{norms[match[2]]}.weight", name)
+
+    return rename
 
 
 def join_projections(weights: dict[str, Tensor], config_json: Json) -> None:

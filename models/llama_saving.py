@@ -15,8 +15,10 @@ from .llama import Llama, LlamaConfig
 from .llama_families import FAMILIES, SAME
 from .rotary import Rotary
 
-# A row that publishes several matrices as one is read, but not written.
-SAVED_TYPES = tuple(model_type for model_type, row in FAMILIES.items() if not row.fused)
+# Rows that publish several matrices as one, and mixtures of experts, are read but not written.
+SAVED_TYPES = tuple(
+    name for name, row in FAMILIES.items() if not row.fused and "num_experts" not in row.defaults
+)
 # Published settings that follow from ours, the reverse of `LlamaFamily.computed`.
 COMPUTED: Mapping[str, Callable[[LlamaConfig], Any]] = {
     "logits_scaling": lambda config: 1 / config.logits_scale,

@@ -21,6 +21,8 @@ Json = Mapping[str, Any]
 
 # How many experts each layer has. Dense models of a mixed family have 0 or 1.
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
+# Mixtures that have a model here.
+OWN_MIXTURES = ("mixtral", "olmoe", "qwen3_moe")
 # Mixtures whose graphs by optimum-onnx 0.1 become a bundle. It has two more: deepseek_v3, whose keys and
 # values have different sizes, which no cache here takes; and qwen3_moe, whose experts are matrices of their
 # own there and one tensor in transformers 5, so that no weight can be compared.
@@ -91,7 +93,8 @@ def refuse_kind(folder: Path | str, config: Json, with_optimum: bool = False) ->
         ValueError: names the kind and the setting that tells it, and says what to do instead.
     """
     kind = config.get("model_type", "the model")
-    if (experts := find_experts(config)) and not (with_optimum and kind in MIXTURES_OF_OPTIMUM):
+    is_taken = kind in OWN_MIXTURES or (with_optimum and kind in MIXTURES_OF_OPTIMUM)
+    if (experts := find_experts(config)) and not is_taken:
         raise ValueError(f"{folder}: {kind} is a mixture of experts ({experts}), {explain_mixture(kind)}")
     for what, settings in () if kind in WITH_IMAGES else OTHER_THAN_TEXT.items():
         if told_by := next((name for name in settings if name in config), None):

@@ -136,9 +136,23 @@ def choose_best(blocks: Array, format: NumberFormat) -> Array:
 
 
 def find_products(graph: ir.Graph) -> list[tuple[ir.Node, Weight]]:
-    """Return the nodes that multiply by a constant matrix, except for narrow ones."""
+    """Return the nodes that multiply by a constant matrix, but for narrow ones and choices of experts."""
     found = [(node, find_weight(node)) for node in graph]
-    return [(node, weight) for node, weight in found if weight is not None and weight.rows >= MIN_ROWS]
+    return [
+        (node, weight)
+        for node, weight in found
+        if weight is not None and weight.rows >= MIN_ROWS and not chooses_experts(node)
+    ]
+
+
+def chooses_experts(node: ir.Node) -> bool:
+    """Tell whether a product's largest results choose what is computed: a small error there changes all."""
+    after = [reader for reader, _ in node.outputs[0].uses()]
+    return any(
+        softmax.op_type == "Softmax"
+        and any(reader.op_type == "TopK" for reader, _ in softmax.outputs[0].uses())
+        for softmax in after
+    )
 
 
 def find_lookups(graph: ir.Graph) -> list[tuple[ir.Node, Weight]]:

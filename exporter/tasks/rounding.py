@@ -184,7 +184,8 @@ def round_activations(model: nn.Module, weights: Collection[str], size: int) -> 
     """Make the linears of these weights see int8 in blocks of `size` columns, until the hooks are removed."""
 
     def round_blocks(module: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor]:
-        blocks = inputs[0].reshape(*inputs[0].shape[:-1], -1, size)
+        *rows, width = inputs[0].shape
+        blocks = inputs[0].reshape(*rows, width // size, size)
         scale = (blocks.abs().amax(-1, keepdim=True) / 127).clamp(min=1e-30)
         return ((blocks / scale).round_().mul_(scale).flatten(-2),)
 

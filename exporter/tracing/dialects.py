@@ -30,6 +30,7 @@ from ...models.encoder import Encoder
 from ...models.language_model import LanguageModel
 from ...models.masked import MASKED
 from ...models.rotary import RotaryTables
+from .experts import choose_experts
 
 
 class StaticCache:
@@ -204,9 +205,12 @@ def add_attention_node(
 class Decoder(nn.Module):
     """A decoder with its cache as flat tensors in its inputs and outputs, as a graph needs it."""
 
+    computes_all_experts = True  # of a mixture
+
     def __init__(self, model: LanguageModel) -> None:
         super().__init__()
         self.model = model
+        choose_experts(model, self.computes_all_experts)
 
     def take_adapters(self, rest: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         """Take the rows' adapters from the inputs, where they stand before the cache; return the others."""
@@ -250,6 +254,8 @@ class InplaceDecoder(Decoder):
 
 
 class OrtDecoder(Decoder):
+    computes_all_experts = False
+
     def forward(self, input_ids: Tensor, past_lengths: Tensor, *rest: Tensor) -> tuple[Tensor, ...]:
         """Return the recipe's outputs.
 

@@ -114,6 +114,7 @@ def trace(model: Model, recipe: Recipe) -> ir.Model:
     import torch._dynamo.config
 
     from .decompositions import rename_instead_of_decomposing
+    from .experts import name_part_lengths
 
     assert recipe.module is not None
     module = recipe.module(model).eval()
@@ -141,6 +142,7 @@ def trace(model: Model, recipe: Recipe) -> ir.Model:
     import onnxscript.optimizer  # after torch.onnx, which keeps its warnings away
 
     turn_weights_into_inputs(program.model)
+    name_part_lengths(program.model.graph)
     record_modules(program.model)
     with try_patterns_at_their_first_node():
         onnxscript.optimizer.optimize_ir(program.model)  # folds the shape arithmetic of tracing

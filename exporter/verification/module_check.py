@@ -21,6 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from ...models.experts import Experts
 from ...models.language_model import LanguageModel
 from ...runtime.apps.check.case import Case, Row, Text
 from ...runtime.backends.backend import Array
@@ -154,6 +155,10 @@ class ModuleRun:
         self.modules = dict(model.named_modules(remove_duplicate=False))
         self.executors: dict[str, FloatExecutor] = {}  # of the bundle's files
         self.left_out: set[str] = set()  # values that are not compared with a module's
+        # Experts read rows of any text, so that their mixture's result is compared, and their weights.
+        self.routed = tuple(
+            f"{path}.experts." for path, module in self.modules.items() if isinstance(module, Experts)
+        )
         self.counts: Counts = {"modules": 0, "modules_left_out": 0}  # of values, over all replays
         self.programs: list[ModuleProgram] = []  # the graph, and one that it runs with
         self.verifier = replace(verifier, open_other=self.open_program)
@@ -165,6 +170,7 @@ class ModuleRun:
         known = {value: path for value, path in results.items() if value not in self.left_out}
         borders = find_borders(executor.graph, known, self.modules)
         borders = [border for border in borders if border.value not in self.left_out]
+        borders = [border for border in borders if not border.path.startswith(self.routed)]
         self.programs.append(ModuleProgram(executor, artifact, borders, steps))
         return self.programs[-1]
 

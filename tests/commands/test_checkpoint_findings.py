@@ -48,8 +48,8 @@ def test_what_stops_an_export_is_said(tmp_path: Path) -> None:
     found = look(tmp_path)
     assert found["missing"] == ["model.safetensors", "a tokenizer, such as tokenizer.json"]
     assert found["export"] == "refused" and "a pickle, which is never read" in found["reason"]
-    edit_json(tmp_path / "config.json", model_type="mixtral", num_local_experts=4)
-    assert "mixtral is a mixture of experts" in look(tmp_path)["reason"]
+    edit_json(tmp_path / "config.json", model_type="granitemoe", num_local_experts=4)
+    assert "granitemoe is a mixture of experts" in look(tmp_path)["reason"]
 
 
 def test_quantized_weights_are_told(tmp_path: Path) -> None:

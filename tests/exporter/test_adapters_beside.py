@@ -272,7 +272,10 @@ def test_the_head_has_no_table(llama: Trio, tmp_path: Path) -> None:
     folder = write_adapter(llama.base, Lora(r=4, target_modules=["lm_head"]), tmp_path / "odd")
     file = folder / "adapter_model.safetensors"
     save_file({name: tensor for name, tensor in load_file(file).items() if "lora" in name}, file)
-    with pytest.raises(CheckpointError, match="adapter odd changes lm_head, which is in no block; merge it"):
+    with pytest.raises(
+        CheckpointError,
+        match="adapter odd changes lm_head, which has no rows of its own for each text; merge it",
+    ):
         export(llama.base, tmp_path / "bundle", adapter={"odd": folder}, **OPTIONS)
 
 

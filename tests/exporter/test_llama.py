@@ -148,5 +148,5 @@ def test_models_are_ours_by_their_type(tmp_path: Path) -> None:
     assert has_reference_model(tmp_path)
     edit_json(tmp_path / "config.json", architectures=["LlamaForSequenceClassification"])
     assert has_reference_model(tmp_path)
-    edit_json(tmp_path / "config.json", model_type="mixtral", architectures=["MixtralForCausalLM"])
+    edit_json(tmp_path / "config.json", model_type="qwen2_moe", architectures=["Qwen2MoeForCausalLM"])
     assert not has_reference_model(tmp_path)

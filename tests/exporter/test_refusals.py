@@ -46,15 +46,19 @@ def write_checkpoint(folder: Path, **config: Any) -> Path:
 @pytest.mark.parametrize(
     ("config", "words"),
     [
-        ({"model_type": "mixtral", "num_local_experts": 8}, "mixtral is a mixture of experts"),
+        ({"model_type": "granitemoe", "num_local_experts": 8}, "granitemoe is a mixture of experts"),
         ({"model_type": "llama4", "text_config": {"num_local_experts": 16}}, "is a mixture of experts"),
         ({"model_type": "gemma3", "vision_config": {}}, "gemma3 is a model of images"),
         ({"model_type": "qwen2_5_vl", "vision_config": {}}, r"python -c .* export checkpoint-text"),
         ({"model_type": "llama", "quantization_config": {"quant_method": "quip"}}, "quantized by quip"),
         ({"model_type": "electra", "quantization_config": {"quant_method": "mxfp4"}}, "quantized by mxfp4"),
         (
-            {"model_type": "mixtral", "num_local_experts": 8, "quantization_config": {"quant_method": "fp8"}},
-            "mixtral is a mixture of experts",
+            {
+                "model_type": "granitemoe",
+                "num_local_experts": 8,
+                "quantization_config": {"quant_method": "fp8"},
+            },
+            "granitemoe is a mixture of experts",
         ),
     ],
 )

@@ -62,9 +62,9 @@ def test_a_hub_id_may_name_a_revision_and_its_commit_is_recorded(
 
 
 def test_what_cannot_be_exported_is_not_downloaded(calls: list[Any], tmp_path: Path) -> None:
-    config = {"model_type": "mixtral", "num_local_experts": 8}
+    config = {"model_type": "granitemoe", "num_local_experts": 8}
     (tmp_path / "hub" / "snapshots" / COMMIT / "config.json").write_text(json.dumps(config))
-    with pytest.raises(CheckpointError, match=r"org/name: mixtral is a mixture of experts"):
+    with pytest.raises(CheckpointError, match=r"org/name: granitemoe is a mixture of experts"):
         resolve_source("org/name")
     assert calls == [("org/name", None)]
 
