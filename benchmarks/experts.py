@@ -1,4 +1,4 @@
-"""How long a step of a mixture of experts takes that computes the chosen experts, beside one that computes all.
+"""How long a mixture of experts takes for a step that computes the chosen experts, or all of them.
 
 python -m benchmarks.experts WORK [--rounds 7]
 

@@ -52,6 +52,7 @@ from .tasks.registry import TASKS
 from .tasks.verifier import Verifier, open_verifier
 from .tensorrt.choices import warn_of_left_out
 from .tensorrt.plans import Progress, build_plans, plan_profiles
+from .tracing.recipes.explanations import EXPLAIN
 from .tracing.trace import finish_trace, start_trace
 from .verification.explain import explain
 from .verification.explanations import keep_cases, verify_explanations
@@ -129,12 +130,12 @@ def export(
     source = resolve_source(model)
     if source.quantized_by:
         progress(source.note)
-        request = keep_codes_by_default(request, source, options.get("precision"))
     exporter = choose_exporter(exporter, source.folder, outputs)
     if isinstance(adapter, Mapping):
-        check_adapters(adapter, request, exporter)
+        check_adapters(adapter, request, exporter, outputs)
     if adapter is not None:
         source = add_adapters(source, adapter, request.verify, progress)
+    request = keep_codes_by_default(request, source, options.get("precision"))
     if exporter == "planforge":
         checkpoint = Checkpoint(
             source, request.max_batch, request.max_length, tuple(outputs), request.extrapolate
@@ -150,7 +151,9 @@ def export(
         return import_graphs(graphs, source, request, progress)
 
 
-def check_adapters(adapters: Mapping[str, str | Path], request: Request, exporter: str) -> None:
+def check_adapters(
+    adapters: Mapping[str, str | Path], request: Request, exporter: str, outputs: Sequence[str]
+) -> None:
     """Refuse adapters that are to stay beside a model where nothing can run them."""
     plans = [name for name in request.targets if find_target(name).plans]
     if plans:
@@ -163,6 +166,8 @@ def check_adapters(adapters: Mapping[str, str | Path], request: Request, exporte
             f"{exporter} keeps no adapters beside a model: only decoders that PlanForge has itself do; merge"
             " one: --adapter FOLDER"
         )
+    if EXPLAIN in outputs:
+        raise InputError(f"output {EXPLAIN!r} explains the model alone; merge an adapter: --adapter FOLDER")
     if not adapters:
         raise InputError("adapter={} names no adapter; leave it out")
 

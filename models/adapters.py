@@ -169,7 +169,11 @@ def read_change(
 def find_pattern(patterns: Any, module: str, default: Any) -> Any:
     """Return a rank or alpha: of the first pattern that is the end of a module's name, or else `default`."""
     for pattern, value in (patterns if isinstance(patterns, dict) else {}).items():
-        if re.match(rf"(.*\.)?({pattern})$", module):
+        try:
+            is_meant = re.match(rf"(.*\.)?({pattern})$", module) is not None
+        except re.error as error:
+            raise ValueError(f"{CONFIG} has the pattern {pattern!r}, which is none: {error}") from error
+        if is_meant:
             return value
     return default
 

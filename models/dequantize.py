@@ -86,7 +86,7 @@ def write_dequantized(folder: Path, out: Path) -> Dequantized:
 def dequantize(
     folder: Path, method: Method, codes: dict[str, Tensor], done: Dequantized
 ) -> Iterator[tuple[str, Tensor]]:
-    """Yield the weights of a checkpoint in floats, each when all of its parts were read."""
+    """Yield the weights of a checkpoint in floats: first those that are so, then the quantized ones."""
     waiting: dict[str, dict[str, Tensor]] = {}
     modules = {
         name.removesuffix(f".{method.endings[0]}")

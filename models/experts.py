@@ -16,7 +16,7 @@ Join = Callable[[Sequence[Tensor], Tensor], Tensor]
 
 def split_rows(rows: Tensor, counts: Tensor) -> Sequence[Tensor]:
     """Return rows (R, E) in N parts, as many of them in each as `counts` (N,) says."""
-    return rows.split(counts.tolist())
+    return torch.split(rows, counts.tolist())
 
 
 def join_rows(parts: Sequence[Tensor], rows: Tensor) -> Tensor:

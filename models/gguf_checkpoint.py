@@ -31,11 +31,16 @@ def write_gguf_checkpoint(path: Path, out: Path) -> Dequantized:
         ValueError: the file is cut or damaged, or of an architecture, a type or a vocabulary that is not
             read; names it, and says what to do.
     """
-    file = read_gguf(path)
-    config = read_config(file)
+    try:
+        file = read_gguf(path)
+        config = read_config(file)
+        tokenizer: Any = make_tokenizer(file)
+    except (TypeError, IndexError, KeyError, OverflowError) as error:
+        raise ValueError(
+            f"{path} has metadata of another form than llama.cpp writes ({type(error).__name__}: {error})"
+        ) from error
     done = Dequantized("llama.cpp")
     codes: dict[str, Tensor] = {}
-    tokenizer: Any = make_tokenizer(file)
     tokenizer.save(str(out / "tokenizer.json"))
     write_shards(list_weights(file, config, codes, done), out)
     if codes:
@@ -67,8 +72,9 @@ def list_weights(
                 " the original model"
             )
         found = read_tensor(tensor)
-        if architecture.turns_pairs and published.endswith(("attn_q.weight", "attn_k.weight")):
-            heads = "num_attention_heads" if published.endswith("attn_q.weight") else "num_key_value_heads"
+        if architecture.turns_pairs and (".attn_q." in published or ".attn_k." in published):
+            heads = "num_attention_heads" if ".attn_q." in published else "num_key_value_heads"
+            found = found if isinstance(found, FileCodes) else found.reshape(tensor.shape)
             found = take_rows(found, list_halves(tensor.shape[0], int(config[heads])))
         if isinstance(found, FileCodes):
             values = found.dequantize()

@@ -18,9 +18,11 @@ LLAMA3 = (
     r"|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 QWEN2 = LLAMA3.replace(r"\p{N}{1,3}", r"\p{N}")
+# Whose words are tokens wherever the vocabulary has them, and whose texts begin with a token.
+WHOLE_WORDS = ("llama-bpe", "llama3", "llama-v3")
 WORDS = {
-    **dict.fromkeys(("gpt-2", "default", "mpt", "olmo", "jais", "phi-2"), GPT2),
-    **dict.fromkeys(("llama-bpe", "llama3", "llama-v3", "smaug-bpe"), LLAMA3),
+    **dict.fromkeys(("gpt-2", "mpt", "olmo", "jais", "phi-2"), GPT2),
+    **dict.fromkeys((*WHOLE_WORDS, "smaug-bpe"), LLAMA3),
     **dict.fromkeys(("qwen2", "deepseek-r1-qwen"), QWEN2),
 }
 COMPOSED = ("qwen2", "deepseek-r1-qwen")  # whose texts are normalized by NFC first
@@ -59,7 +61,7 @@ def make_byte_level(file: GgufFile, tokens: Sequence[str]) -> Tokenizer:
         )
     written = [str(merge).partition(" ") for merge in file.settings.get("tokenizer.ggml.merges") or ()]
     merges = [(first, second) for first, _, second in written]
-    made: Any = Tokenizer(models.BPE(index(tokens), merges))
+    made: Any = Tokenizer(models.BPE(index(tokens), merges, ignore_merges=words in WHOLE_WORDS))
     if words in COMPOSED:
         made.normalizer = normalizers.NFC()
     made.pre_tokenizer = pre_tokenizers.Sequence(
@@ -119,7 +121,9 @@ def list_merges(vocabulary: dict[str, int], scores: Sequence[float]) -> list[tup
 def add_frame(made: Any, file: GgufFile, tokens: Sequence[str]) -> None:
     """Let texts begin and end with the tokens that the file says."""
     settings = file.settings
-    begins = settings.get("tokenizer.ggml.add_bos_token", settings.get("tokenizer.ggml.model") == "llama")
+    kinds = {settings.get("tokenizer.ggml.model"), settings.get("tokenizer.ggml.pre")}
+    usual = not kinds.isdisjoint(("llama", *WHOLE_WORDS))
+    begins = settings.get("tokenizer.ggml.add_bos_token", usual)
     ends = settings.get("tokenizer.ggml.add_eos_token", False)
     frame = {}
     for name, adds in (("bos", begins), ("eos", ends)):

@@ -13,7 +13,7 @@ fp8, with a scale for a tensor, a row, or 128 x 128 values: floats, which no int
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -161,16 +161,22 @@ def read_int8(parts: Mapping[str, Tensor]) -> FileCodes:
     return FileCodes(codes, scales, zeros.astype(np.uint8), 8)
 
 
-def read_fp8(parts: Mapping[str, Tensor]) -> Floats:
-    """Return a weight (N, K) of fp8 with its scales, of the whole, of rows, or of blocks of it."""
+def read_fp8(parts: Mapping[str, Tensor], block: Sequence[int] | None = None) -> Floats:
+    """Return a weight (N, K) of fp8 with its scales, of the whole, of rows, or of blocks of it.
+
+    `block` has a block's rows and columns; without it they follow from how many there are.
+    """
     weight = to_floats(parts["weight"])
     scales = to_floats(parts["weight_scale_inv"] if "weight_scale_inv" in parts else parts["weight_scale"])
     if scales.size == 1:
         return weight * scales.reshape(())
     scales = scales.reshape(len(scales), -1)
-    for axis in (0, 1):
-        times = -(-weight.shape[axis] // scales.shape[axis])
-        scales = scales.repeat(times, axis).take(range(weight.shape[axis]), axis)
+    for axis, length in enumerate(weight.shape):
+        count = scales.shape[axis]
+        size = block[axis] if block is not None and 1 < count < length else -(-length // count)
+        if -(-length // size) != count or (block is None and length % size):
+            raise ValueError(f"{count} scales do not fit the {length} numbers of an axis")
+        scales = scales.repeat(size, axis).take(range(length), axis)
     return weight * scales
 
 
@@ -221,7 +227,8 @@ def find_method(folder: Any, settings: Json) -> Method:
         bits = settings.get("bits")
         if bits not in BITS:
             raise ValueError(f"{refused} in {bits} bits, and only 4 and 8 are read; {way}")
-        if settings.get("dynamic"):
+        # A name that begins with "-:" leaves modules in floats.
+        if any(not str(module).startswith("-:") for module in settings.get("dynamic") or ()):
             raise ValueError(f"{refused} with mixed bits (dynamic), which is not read; {way}")
         form = settings.get("checkpoint_format", "gptq")
         if form not in ("gptq", "gptq_v2"):
@@ -242,8 +249,19 @@ def find_method(folder: Any, settings: Json) -> Method:
     if name == "compressed-tensors":
         return find_compressed(refused, settings, way)
     if name in ("fp8", "fbgemm_fp8"):
-        return Method("fp8", FP8_PARTS if name == "fp8" else SCALED_PARTS, read_fp8)
+        read = partial(read_fp8, block=read_block(settings.get("weight_block_size")))
+        return Method("fp8", FP8_PARTS if name == "fp8" else SCALED_PARTS, read)
     raise ValueError(f"{refused}, which is not read: GPTQ, AWQ, compressed-tensors and fp8 are; {way}")
+
+
+def read_block(given: Any) -> tuple[int, int] | None:
+    """Return a block's rows and columns, as a config.json has them; None where it has none."""
+    if not isinstance(given, list | tuple) or len(given) != 2:
+        return None
+    rows, columns = given
+    if type(rows) is not int or type(columns) is not int or min(rows, columns) < 1:
+        raise ValueError(f"a block of {given!r} is no pair of whole numbers")
+    return rows, columns
 
 
 def find_compressed(refused: str, settings: Json, way: str) -> Method:
@@ -266,5 +284,6 @@ def find_compressed(refused: str, settings: Json, way: str) -> Method:
     if form == "int-quantized" and bits == 8:
         return Method("compressed-tensors", INT8_PARTS, read_int8)
     if form in ("float-quantized", "naive-quantized") and kind == "float" and bits == 8:
-        return Method("fp8", SCALED_PARTS, read_fp8)
+        block = read_block(weights[0].get("block_structure"))
+        return Method("fp8", SCALED_PARTS, partial(read_fp8, block=block))
     raise ValueError(f"{refused} as {form} with {bits} bits of {kind}, which is not read; {way}")

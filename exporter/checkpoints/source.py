@@ -44,6 +44,7 @@ PIPELINE_FILES = [
 ]
 OTHER_VARIANTS = ["*.bin", "*.msgpack", "*.onnx", "*.onnx_data", "*non_ema*"]
 HALF_VARIANT = "*fp16*"  # which is read where there are no others
+ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")
 ADAPTER_NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,63}")
 HUB_FILES = ["*.json", "*.safetensors", "*.txt", "*.model", "*.spm", "*.jinja"]
 
@@ -71,6 +72,8 @@ class Source:
         score's activation count too; in one of diffusers its parts; in one without weights its graphs.
         SourceError names one that is not a regular file.
         """
+        if self.base is not None:  # what is made of it differs in the last bits between processors
+            return self.compute_sha256_with_adapters(self.base)
         patterns = ["*.safetensors", "config.json"]
         if (self.folder / "modules.json").is_file():
             patterns += ["modules.json", "sentence_bert_config.json", "*/config.json", "*/*.safetensors"]
@@ -86,6 +89,15 @@ class Source:
             digest.update(f"{path.relative_to(self.folder).as_posix()} {compute_sha256(path)}\n".encode())
         if settings := self.read_sentence_settings():
             digest.update(json.dumps(settings, sort_keys=True).encode())
+        return digest.hexdigest()
+
+    def compute_sha256_with_adapters(self, base: Source) -> str:
+        """Return one hash over the base model's and the adapters' files."""
+        digest = hashlib.sha256(base.compute_sha256().encode())
+        named = self.adapters if self.adapter is None else {"": self.adapter}
+        for name, folder in named.items():
+            for file in ADAPTER_FILES:
+                digest.update(f" {name} {file} {compute_sha256(folder / file)}".encode())
         return digest.hexdigest()
 
     def read_sentence_settings(self) -> dict[str, Any]:
@@ -129,7 +141,8 @@ def find_recorded(recorded: Mapping[str, Any], bundle: Path) -> Source:
     """Return the checkpoint that a manifest names, from this machine alone, with its adapter.
 
     A bundle may be a stranger's, so nothing that it names is asked of the network, a share of Windows among
-    it, and no file is read before the hashes are compared. SourceError says where the checkpoint would be.
+    it. Before the hashes are compared, nothing is read but quantized weights, which become floats first.
+    SourceError says where the checkpoint would be.
     """
     return add_recorded_adapter(find_recorded_base(recorded, bundle), recorded, bundle)
 
@@ -143,8 +156,9 @@ def add_recorded_adapter(source: Source, recorded: Mapping[str, Any], bundle: Pa
     places: dict[str, Any] = dict(beside) if isinstance(beside, Mapping) else {"": place}
     for one in places.values():
         if not isinstance(one, str) or not is_recorded_place(one) or not (bundle / one).is_dir():
-            way_out = "export again" if beside else "pass --source FOLDER of the merged model"
-            raise SourceError(f"the adapter {bundle / str(one)} does not exist; {way_out}")
+            raise SourceError(
+                f"the adapter {bundle / str(one)} does not exist; put it back there, or export again"
+            )
     if beside:
         return keep_beside(source, {name: bundle / one for name, one in places.items()})
     return merge_into(source, bundle / places[""])

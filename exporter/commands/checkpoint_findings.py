@@ -47,6 +47,32 @@ def inspect_checkpoint(folder: Path) -> Inspection:
     return Inspection(value, [(f"{folder}: a checkpoint", ("", ""), rows)])
 
 
+def inspect_gguf(path: Path) -> Inspection:
+    """Say what a file of llama.cpp holds, and how `planforge export` would read it."""
+    from ...models.gguf_file import read_gguf
+    from ...models.gguf_names import read_config
+    from ...models.gguf_tokenizer import make_tokenizer
+
+    with raise_checkpoint_errors():
+        file = read_gguf(path)
+    types = Counter(tensor.type for tensor in file.tensors.values())
+    how, reason = NATIVELY, "weights quantized by llama.cpp are read first"
+    try:
+        read_config(file)
+        make_tokenizer(file)
+    except (ValueError, TypeError, IndexError, KeyError) as error:
+        how, reason = REFUSED, str(error)
+    size = path.stat().st_size
+    value = {"architecture": file.architecture, "types": dict(types), "bytes": size, "export": how}
+    listed = ", ".join(f"{count} tensors of {name}" for name, count in types.most_common())
+    rows = [
+        ("model", file.architecture),
+        ("weights", f"{format_size(size)}: {listed}"),
+        ("export", f"{how}: {reason}"),
+    ]
+    return Inspection({**value, "reason": reason}, [(f"{path}: a file of llama.cpp", ("", ""), rows)])
+
+
 NATIVELY = "natively"
 TRACED = "traced from transformers"
 REFUSED = "refused"
@@ -60,23 +86,25 @@ def find_way(folder: Path, config: Mapping[str, Any]) -> tuple[str, str]:
     from ..checkpoints.source import refuse_unread
     from ..imported.architectures import choose_task, has_reference_model
 
+    first = ""
     try:
         refuse_unread(folder, config)
         if (settings := find_settings(folder, config)) is not None:
-            way = NATIVELY if has_reference_model(folder) else TRACED
-            return way, f"weights quantized by {find_method(folder, settings).name} are read first"
+            first = f"weights quantized by {find_method(folder, settings).name} are read first"
         if has_reference_model(folder):
-            describe(folder)
-            return NATIVELY, ""
+            if not first:
+                describe(folder)
+            return NATIVELY, first
         choose_task(folder)
     except Exception as error:  # whatever a checkpoint brings
         return REFUSED, str(error)
     try:
         import transformers
+        import transformers.exporters
     except ImportError:
-        return REFUSED, "needs transformers: pip install 'planforge[export]'"
+        return REFUSED, "needs transformers 5: pip install 'planforge[export]'"
     if config.get("model_type") in transformers.CONFIG_MAPPING:
-        return TRACED, ""
+        return TRACED, first
     return REFUSED, f"transformers {transformers.__version__} has no {config.get('model_type')!r} either"
 
 

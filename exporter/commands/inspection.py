@@ -29,15 +29,15 @@ from ...runtime.text.batching import TOKEN_BUDGET
 from ..checkpoints.source import suggest_export
 from ..errors import ExporterError, shorten_error
 from ..task_traits import TRAITS
-from .checkpoint_findings import inspect_checkpoint
+from .checkpoint_findings import inspect_checkpoint, inspect_gguf
 from .evidence_tables import make_short_rows
 from .findings import Inspection, Section, make_file_section
 from .kernel_count import count_kernels, describe_kernels
 from .search_folders import inspect_index, inspect_store
 
 INSPECTED = (
-    "a bundle (the folder that `planforge export` wrote), a checkpoint, a store of vectors, an index of"
-    " texts, an .onnx file or a .plan file"
+    "a bundle (the folder that `planforge export` wrote), a checkpoint, a .gguf file, a store of vectors,"
+    " an index of texts, an .onnx file or a .plan file"
 )
 CONFIG = "config.json"  # of a checkpoint
 NOT_RUN = "not run"  # what can be said of a plan without its GPU: everything here only reads
@@ -53,7 +53,7 @@ CACHES = {
 
 
 def inspect(path: str | Path) -> Inspection:
-    """Inspect the folder of a bundle, a store or an index, an .onnx file or a .plan file."""
+    """Inspect the folder of a bundle, a checkpoint, a store or an index, or a .gguf, .onnx or .plan file."""
     path = Path(path)
     if path.is_dir():
         kinds = {FILE_NAME: inspect_bundle, STORE.file: inspect_store, INDEX.file: inspect_index}
@@ -64,6 +64,8 @@ def inspect(path: str | Path) -> Inspection:
     refuse_missing(path)
     if path.suffix == ".onnx":
         return inspect_onnx(path)
+    if path.suffix.lower() == ".gguf":
+        return inspect_gguf(path)
     if path.suffix in (".plan", ".engine"):
         return inspect_plan(path)
     raise InputError(f"{path} cannot be inspected; give {INSPECTED}")

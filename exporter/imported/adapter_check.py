@@ -51,9 +51,10 @@ def compare_with_peft(source: Source) -> None:
     worst = (0.0, "")
     compared = 0
     for _, name, ours in read_published_weights(source.folder):
-        other = find_tensor(theirs, name) if name in changed else None
-        if other is None:
+        if name not in changed:
             continue
+        if (other := find_tensor(theirs, name)) is None:
+            raise VerificationError(f"{name} is not among the weights that peft merged; {WAY_OUT}")
         compared += 1
         gap = float((ours.float() - other).abs().max() / other.abs().max().clamp(min=1e-30))
         worst = max(worst, (gap, name))

@@ -39,6 +39,7 @@ def suggest_export_again(
     there = [*map(find_target, graphs), *(["rtx"] if built_for else [])]
     words = [
         *name_origin(bundle),
+        *name_adapters(bundle),
         *("-o", str(bundle.folder), "--force"),
         *("--precision", ",".join(dict.fromkeys([*(a.precision for a in graphs), *precisions]))),
         *("--target", ",".join(dict.fromkeys([*there, *targets]))),
@@ -60,7 +61,7 @@ def suggest_export_again(
 def name_origin(bundle: Bundle) -> list[str]:
     """Return the command and the model that a bundle was made by: of other exporters' graphs `import`."""
     model = name_checkpoint(bundle)
-    if not bundle.manifest.source.get("exporter"):
+    if bundle.manifest.source.get("exporter") in (None, "transformers"):
         return ["export", model]
     is_folder = bundle.manifest.source.get("kind") == "folder" and Path(model).is_absolute()
     if is_folder and any(Path(model).glob("*.onnx")):  # it was looked at before
@@ -68,15 +69,31 @@ def name_origin(bundle: Bundle) -> list[str]:
     return ["import", "FOLDER", "--source", model]  # what optimum wrote is nowhere named
 
 
+def name_adapters(bundle: Bundle) -> list[str]:
+    """Return the options that name the adapters of a bundle, merged or beside its model."""
+    recorded = bundle.manifest.source
+    merged = recorded.get("adapter")
+    beside = recorded.get("adapters")
+    words = [] if merged is None else [find_place(bundle, str(merged))]
+    if isinstance(beside, Mapping):
+        words += [f"{name}={find_place(bundle, str(place))}" for name, place in beside.items()]
+    return [word for given in words for word in ("--adapter", given)]
+
+
 def name_checkpoint(bundle: Bundle) -> str:
     """Return what a user types for the checkpoint: of a folder that is not here, its name alone."""
     recorded = bundle.manifest.source
     argument = restore_argument(recorded, bundle.folder)
     if recorded.get("kind") == "folder":
-        path = Path(argument)
-        is_here = is_recorded_place(str(recorded.get("argument", ""))) and path.exists()
-        return str(path.resolve()) if is_here else PureWindowsPath(argument).name or "MODEL"
+        return find_place(bundle, str(recorded.get("argument", ""))) or "MODEL"
     return argument or "MODEL"
+
+
+def find_place(bundle: Bundle, recorded: str) -> str:
+    """Return the whole path of a recorded folder or file; of one that is not here, its name alone."""
+    path = bundle.folder / recorded
+    is_here = is_recorded_place(recorded) and path.exists()
+    return str(path.resolve()) if is_here else PureWindowsPath(recorded).name
 
 
 def find_target(artifact: Artifact) -> str:

@@ -12,6 +12,7 @@ from planforge.exporter.commands.inspection import inspect
 from planforge.models.families import FAMILIES
 
 from ..helpers.cli import planforge
+from ..helpers.gguf_files import write_gguf
 from ..helpers.llamas import tiny_llama
 from ..helpers.models import edit_json
 from ..helpers.quantized_checkpoints import write_quantized
@@ -64,3 +65,14 @@ def test_an_unknown_type_is_told_with_the_nearest_family(tmp_path: Path) -> None
     found = look(tmp_path)
     assert found["export"] == "refused" and "has no 'llama9' either" in found["reason"]
     assert found["nearest"]["unknown"] == ["a_new_setting"]
+
+
+def test_a_file_of_llama_cpp_tells_its_types(tmp_path: Path) -> None:
+    write_gguf("qwen2", tmp_path / "model.gguf", "Q4_0")
+    found = look(tmp_path / "model.gguf")
+    assert (found["architecture"], found["export"]) == ("qwen2", "natively")
+    assert found["types"]["Q4_0"] > 10 and found["bytes"] == (tmp_path / "model.gguf").stat().st_size
+    data = (tmp_path / "model.gguf").read_bytes().replace(b"qwen2", b"qwen9")
+    (tmp_path / "other.gguf").write_bytes(data)
+    found = look(tmp_path / "other.gguf")
+    assert found["export"] == "refused" and "qwen9" in found["reason"]

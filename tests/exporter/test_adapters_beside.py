@@ -22,11 +22,14 @@ from planforge.exporter import export, exporting, verify
 from planforge.exporter.errors import CheckpointError, SourceError, VerificationError
 from planforge.models import adapter_writing
 from planforge.runtime import TextGenerator
+from planforge.runtime.bundle.bundle import Bundle
+from planforge.runtime.bundle.export_again import suggest_export_again
 from planforge.runtime.errors import InputError
 
 from ..helpers.adapters import ATTENTION, GPT2, LLAMA, Lora, load_peft, write_adapter, write_base
 from ..helpers.cli import planforge
 from ..helpers.models import edit_json
+from ..helpers.quantized_checkpoints import write_floats, write_quantized
 from ..helpers.serving import running_server
 
 # peft warns of much that is meant here.
@@ -112,6 +115,7 @@ def trio(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 def llama(tmp_path_factory: pytest.TempPathFactory) -> Trio:
     made = Trio(tmp_path_factory.mktemp("llama"), "llama")
     export(made.base, made.bundle, adapter=made.adapters, **OPTIONS)
+    export(made.base, made.bundle / "portable", adapter=made.adapters, target=["portable"], **OPTIONS)
     return made
 
 
@@ -144,27 +148,37 @@ def test_one_batch_has_rows_with_different_adapters(trio: Trio, target: str) -> 
         np.testing.assert_allclose(own, wanted, atol=2e-5 * np.abs(wanted).max(), err_msg=str(name))
 
 
-def test_sixteen_concurrent_requests_keep_their_adapters(llama: Trio) -> None:
-    count = 12
-    with TextGenerator.load(llama.bundle) as model:
+@pytest.mark.parametrize("place", [".", "portable"])
+def test_sixteen_concurrent_requests_keep_their_adapters(llama: Trio, place: str) -> None:
+    most = 12
+    with TextGenerator.load(llama.bundle / place) as model:
         jobs = [((None, *NAMES)[number % 4], PROMPTS[number % 3]) for number in range(16)]
         prompts = {text: model.encode_prompt(text) for text in PROMPTS}
-        wanted = {job: llama.generate(job[0], prompts[job[1]], count) for job in set(jobs)}
+        wanted = {job: llama.generate(job[0], prompts[job[1]], most) for job in set(jobs)}
         assert len({tuple(tokens) for tokens in wanted.values()}) > 8  # adapters matter
-        options: dict[str, Any] = {"max_new_tokens": count, "ignore_eos": True}
+        counts = [most - number % 5 for number in range(16)]  # so that rows become free between others
         for _ in range(2):  # the second time prompts are found in the cache
             with ThreadPoolExecutor(16) as pool:
-                pendings = list(pool.map(lambda job: model.submit(job[1], adapter=job[0], **options), jobs))
-            for job, pending in zip(jobs, pendings, strict=True):
-                assert list(pending.result().token_ids) == wanted[job], job
+                pendings = list(
+                    pool.map(
+                        lambda job, count: model.submit(
+                            job[1], adapter=job[0], max_new_tokens=count, ignore_eos=True
+                        ),
+                        jobs,
+                        counts,
+                    )
+                )
+            for job, count, pending in zip(jobs, counts, pendings, strict=True):
+                assert list(pending.result().token_ids) == wanted[job][:count], job
 
 
 @pytest.mark.parametrize(
     "options", [{}, {"reuse_prompt": True}, {"speculative": "prompt-lookup"}, {"num_beams": 2}]
 )
-def test_generate_uses_the_adapter_that_is_named(llama: Trio, options: Any) -> None:
+@pytest.mark.parametrize("place", [".", "portable"])
+def test_generate_uses_the_adapter_that_is_named(llama: Trio, place: str, options: Any) -> None:
     count = 8
-    with TextGenerator.load(llama.bundle) as model:
+    with TextGenerator.load(llama.bundle / place) as model:
         assert model.adapters == NAMES
         prompt = model.encode_prompt(TEXT)
         for name in (None, "red", "blue", "red"):
@@ -218,14 +232,47 @@ def test_quantized_bases_have_adapters_in_fp32(llama: Trio, tmp_path: Path, prec
 
 
 def test_the_bundle_is_as_large_as_base_and_adapters(llama: Trio, tmp_path: Path) -> None:
-    export(llama.base, tmp_path / "alone", target=["cpu"], **OPTIONS)
-    own, alone = (
-        sum(path.stat().st_size for path in folder.glob("onnx/*.data"))
-        for folder in (llama.bundle, tmp_path / "alone")
+    alike = Lora(r=4, target_modules=["o_proj", "down_proj"])  # whose ranks are the tables' ranks
+    adapters = {name: write_adapter(llama.base, alike, tmp_path / name) for name in NAMES}
+    for name, adapter in (("alone", None), ("beside", adapters)):
+        export(llama.base, tmp_path / f"bundle-{name}", adapter=adapter, target=["cpu"], **OPTIONS)
+    alone, own = (
+        sum(path.stat().st_size for path in tmp_path.glob(f"bundle-{name}/onnx/*.data"))
+        for name in ("alone", "beside")
     )
-    tables = sum((folder / "adapter_model.safetensors").stat().st_size for folder in llama.adapters.values())
-    # Tables of all adapters have the largest rank of each layer, and joined layers those of their parts.
-    assert own - alone < 4 * tables
+    numbers = 4 * sum(
+        tensor.numel()
+        for folder in adapters.values()
+        for tensor in load_file(folder / "adapter_model.safetensors").values()
+    )
+    # A fourth of zeros is that of rows without an adapter; weights begin at multiples of a page.
+    assert 1.0 < (own - alone) / numbers < 4 / 3 + 0.2
+
+
+def test_int8_beside_adapters_passes_the_usual_gate(llama: Trio, tmp_path: Path) -> None:
+    found = export(
+        llama.base, tmp_path / "bundle", adapter=llama.adapters, precision=["int8"], verify="quick"
+    )
+    assert found.report is not None and found.report.passed and not found.report.accepted
+
+
+def test_an_adapter_merged_into_quantized_weights_makes_floats(llama: Trio, tmp_path: Path) -> None:
+    codes = write_quantized("gptq 4", tmp_path / "base")
+    (tmp_path / "floats").mkdir()
+    write_floats(codes, tmp_path / "floats")
+    adapter = write_adapter(tmp_path / "floats", ADAPTERS[0], tmp_path / "adapter")
+    merged = export(tmp_path / "base", tmp_path / "merged", adapter=adapter, target=["cpu"], verify="quick")
+    assert [artifact.precision for artifact in merged.manifest.artifacts] == ["fp32"]
+    beside = export(tmp_path / "base", tmp_path / "beside", adapter={"red": adapter}, verify="quick")
+    assert [artifact.precision for artifact in beside.manifest.artifacts] == ["int4"]  # whose codes are kept
+    for bundle, name in ((merged.bundle, None), (beside.bundle, "red")):
+        with TextGenerator.load(bundle) as model:
+            score = model.score(TEXT, adapter=name)
+        with torch.no_grad():
+            logits = load_peft(tmp_path / "floats", adapter)(torch.tensor([score.token_ids])).logits[0]
+        wanted = logits[:-1].log_softmax(-1)[range(len(score.logprobs)), score.token_ids[1:]].numpy()
+        near = 2e-4 if bundle == merged.bundle else 0.5  # int4 rounds activations to 8 bits
+        np.testing.assert_allclose(score.logprobs, wanted, atol=near)
 
 
 def test_the_command_keeps_adapters_and_verify_finds_them_again(tmp_path: Path) -> None:
@@ -237,13 +284,15 @@ def test_the_command_keeps_adapters_and_verify_finds_them_again(tmp_path: Path) 
     assert source["adapters"] == {name: f"../{name}" for name in NAMES}
     shown = planforge("run", made.bundle, "--adapter", "green", "--max-new-tokens", "4", TEXT)
     assert shown.returncode == 0, shown.stderr
+    again = suggest_export_again(Bundle.open(made.bundle))
+    assert f" --adapter red={made.adapters['red']} " in again and "export " in again
     assert "red, green, blue: a request names one, or none" in planforge("inspect", made.bundle).stdout
     assert verify(made.bundle, level="quick", source=made.base).passed
     edit_json(made.adapters["red"] / "adapter_config.json", lora_alpha=3)
     with pytest.raises(VerificationError, match="is not the checkpoint that the bundle was exported from"):
         verify(made.bundle, level="quick", source=made.base)
     shutil.rmtree(made.adapters["red"])
-    with pytest.raises(SourceError, match=r"the adapter .*red does not exist; export again"):
+    with pytest.raises(SourceError, match=r"the adapter .*red does not exist; put it back there"):
         verify(made.bundle, level="quick", source=made.base)
 
 
@@ -290,6 +339,7 @@ def test_wrong_choices_are_refused_before_anything_is_read(llama: Trio, tmp_path
         ({"adapter": {"a:b": red}}, SourceError, "name 'a:b' has other signs"),
         ({"adapter": {"red": tmp_path / "none"}}, SourceError, "none' is no folder"),
         ({"adapter": {}}, InputError, "names no adapter"),
+        ({"adapter": {"red": red}, "outputs": ["explain"]}, InputError, "'explain' explains the model alone"),
         (
             {"adapter": {"red": red}, "exporter": "transformers"},
             InputError,

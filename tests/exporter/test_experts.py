@@ -24,13 +24,13 @@ from ..helpers.random_checkpoints import GROUPED, write_tokenizer
 
 TEXTS = ("In the beginning", "And the earth was without form, and void", "Blessed are they")
 SIZES: dict[str, Any] = {**GROUPED, "tie_word_embeddings": False}
+MIXED: dict[str, Any] = {
+    **{"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 96, "head_dim": 16},
+    **{"norm_topk_prob": True, "decoder_sparse_step": 2},
+}
 CONFIGS: dict[str, Any] = {
     "mixtral": transformers.MixtralConfig(**SIZES, num_local_experts=4, num_experts_per_tok=2),
-    "qwen3_moe": transformers.Qwen3MoeConfig(
-        **SIZES,
-        **{"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 96, "head_dim": 16},
-        **{"norm_topk_prob": True, "decoder_sparse_step": 2},
-    ),
+    "qwen3_moe": transformers.Qwen3MoeConfig(**SIZES | MIXED),
     "olmoe": transformers.OlmoeConfig(**SIZES, num_experts=40, num_experts_per_tok=4),
 }
 LOSSES = ("max_error", "mean_kl", "text_kl", "top1_changes", "perplexity_change")
@@ -103,7 +103,11 @@ def test_only_chosen_experts_are_computed_on_a_cpu(mixture: tuple[Path, Any]) ->
     artifact = Bundle.open(folder / "cpu").manifest.artifacts[0]
     graph = ir.load(folder / "cpu" / artifact.file).graph
     splits = [node.inputs[1] for node in graph if node.op_type == "Split" and len(node.inputs) > 1]
-    computed = [value.uses()[0][0] for value in splits if value is not None and value.producer() is not None]
+    computed = [
+        next(iter(value.uses())).node
+        for value in splits
+        if value is not None and value.producer() is not None
+    ]
     config = CONFIGS[folder.name.rstrip("0123456789")]
     layers = 1 if getattr(config, "decoder_sparse_step", 1) == 2 else 2
     assert len(computed) == layers
@@ -149,7 +153,9 @@ def exchange_experts(graph: ir.Graph) -> None:
 def leave_shares_unscaled(graph: ir.Graph) -> None:
     """Leave out the division by the sum of a token's shares in a layer."""
     divide = [node for node in graph if node.op_type == "Div" and reads(node, 1, "ReduceSum")][-1]
-    ir.convenience.replace_all_uses_with(divide.outputs[0], divide.inputs[0])
+    unscaled = divide.inputs[0]
+    assert unscaled is not None
+    ir.convenience.replace_all_uses_with(divide.outputs[0], unscaled)
 
 
 def reads(node: ir.Node, place: int, operator: str) -> bool:

@@ -24,8 +24,9 @@ from planforge.models.gguf_types import read_tensor
 from planforge.models.quantized_files import FileCodes
 from planforge.runtime import TextGenerator
 
+from ..helpers import gguf_files
 from ..helpers.cli import planforge
-from ..helpers.gguf_files import CONFIGS, write_gguf
+from ..helpers.gguf_files import CONFIGS, SIZES, write_gguf
 from ..helpers.random_checkpoints import TOKENIZER
 
 TEXT = "In the beginning God created the heaven and the earth"
@@ -89,7 +90,8 @@ def run(bundle: Path) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("name", "kind"), [*((name, "F16") for name in CONFIGS), ("llama", "Q4_0"), ("qwen2", "Q8_0")]
+    ("name", "kind"),
+    [*((name, "F16") for name in CONFIGS), ("llama", "Q4_0"), ("llama", "Q4_1"), ("qwen2", "Q8_0")],
 )
 def test_logits_are_those_of_transformers(name: str, kind: str, tmp_path: Path) -> None:
     """Of the model that was written, with the weights that its codes stand for."""
@@ -102,6 +104,17 @@ def test_logits_are_those_of_transformers(name: str, kind: str, tmp_path: Path) 
                 parameter.copy_(torch.from_numpy(rounded))
     result = export(path, tmp_path / "bundle", precision=["fp32"], **CPU)
     assert result.manifest.source["quantized_by"] == "llama.cpp"
+    ids, found = run(tmp_path / "bundle")
+    with torch.no_grad():
+        wanted = model(torch.tensor([ids])).logits[0].numpy()
+    np.testing.assert_allclose(found, wanted, atol=2e-5 * np.abs(wanted).max())
+
+
+def test_biases_of_queries_and_keys_are_turned_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    biased = LlamaConfig(**SIZES, attention_bias=True)
+    monkeypatch.setitem(CONFIGS, "llama", biased)
+    model = write_gguf("llama", tmp_path / "model.gguf", "F32")
+    export(tmp_path / "model.gguf", tmp_path / "bundle", precision=["fp32"], **CPU)
     ids, found = run(tmp_path / "bundle")
     with torch.no_grad():
         wanted = model(torch.tensor([ids])).logits[0].numpy()
@@ -140,6 +153,28 @@ def test_a_tokenizers_ids_are_those_of_the_original(tmp_path: Path) -> None:
     ):
         assert ours.encode(text).ids == theirs.encode(text).ids
         assert ours.decode(ours.encode(text).ids) == theirs.decode(theirs.encode(text).ids)
+
+
+def test_llama_3s_words_are_tokens_whatever_the_merges(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As llama.cpp has it, and transformers' own tokenizer of Llama 3 (ignore_merges)."""
+
+    def add(writer: Any) -> None:
+        tokens = ["<|begin|>", "<|end|>", *"heloĠwrd", "he", "hello"]
+        writer.add_tokenizer_model("gpt2")
+        writer.add_tokenizer_pre("llama-bpe")
+        writer.add_token_list(tokens)
+        writer.add_token_types([3, 3, *[1] * (len(tokens) - 2)])
+        writer.add_token_merges(["h e"])
+        writer.add_bos_token_id(0)
+        writer.add_eos_token_id(1)
+
+    monkeypatch.setattr(gguf_files, "add_vocabulary", add)
+    write_gguf("llama", tmp_path / "model.gguf", "F32")
+    tokenizer = make_tokenizer(read_gguf(tmp_path / "model.gguf"))
+    assert tokenizer.encode("hello", add_special_tokens=False).tokens == ["hello"]
+    assert tokenizer.encode("hellohe").tokens == ["<|begin|>", "he", "l", "l", "o", "he"]
 
 
 def test_pieces_of_sentencepiece_are_merged_by_their_scores(tmp_path: Path) -> None:

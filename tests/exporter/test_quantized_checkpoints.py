@@ -131,7 +131,7 @@ def test_logits_are_those_of_the_weights_that_codes_stand_for(name: str, tmp_pat
     np.testing.assert_allclose(found, wanted, atol=1e-5 * np.abs(wanted).max())
 
 
-@pytest.mark.parametrize("block", [16, None])
+@pytest.mark.parametrize("block", [16, 40, None])
 def test_fp8_becomes_floats(block: int | None, tmp_path: Path) -> None:
     values = write_fp8(tmp_path / "checkpoint", block)
     done = planforge("export", tmp_path / "checkpoint", "-o", tmp_path / "bundle", "--target", "cpu")

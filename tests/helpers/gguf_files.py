@@ -80,8 +80,8 @@ def write_gguf(name: str, path: Path, kind: str) -> Any:
             continue
         own = names.get_name(published, try_suffixes=(".weight", ".bias"))
         array = tensor.numpy().astype(np.float32)
-        if name == "llama" and published.endswith(("q_proj.weight", "k_proj.weight")):
-            is_query = published.endswith("q_proj.weight")
+        if name == "llama" and (".q_proj." in published or ".k_proj." in published):
+            is_query = ".q_proj." in published
             array = permute(array, config.num_attention_heads if is_query else config.num_key_value_heads)
         if name.startswith("gemma") and published.endswith("norm.weight"):
             array = array + 1

@@ -16,8 +16,10 @@ from typing import Any
 
 import pytest
 from filelock import FileLock
+from safetensors import safe_open
 
 from planforge.exporter.tracing.recipes import Recipe
+from planforge.models.adapter_tables import FILE
 
 from .paths import ROOT
 
@@ -46,6 +48,15 @@ def describe_graph(config: Any, max_length: int) -> str:
         for rotation in [getattr(config, name)]
     }
     return repr((replace(config, **rotations), max_length if hasattr(config, "rotary") else None))
+
+
+def describe_tables(checkpoint: Path) -> str:
+    """Return the names and shapes of the tables of adapters beside a model."""
+    path = checkpoint / FILE
+    if not path.is_file():
+        return ""
+    with safe_open(path, "pt") as file:
+        return repr([(name, file.get_slice(name).get_shape()) for name in file.keys()])  # noqa: SIM118
 
 
 def describe_recipe(recipe: Recipe) -> str:
@@ -93,7 +104,8 @@ def trace_each_graph_once() -> Iterator[None]:
         family, config = description.family.name, description.config
         recipes, explanations = make_all_recipes(description.task, config, choices)
         graph = describe_graph(config, choices.max_length)
-        words = (family, graph, describe_recipe({**recipes, **explanations}[recipe]))
+        tables = describe_tables(checkpoint)
+        words = (family, graph, tables, describe_recipe({**recipes, **explanations}[recipe]))
         traced = traces / f"{hashlib.sha256('|'.join(words).encode()).hexdigest()[:16]}.onnx"
         with one_at_a_time, FileLock(traced.with_suffix(".lock")):
             if not traced.exists():

@@ -129,7 +129,7 @@ def make_handler(endpoint: Endpoint, registry: Registry, readers: Readers) -> Ha
             return find_api_error(error, endpoint.names).to_response()
         finally:
             if served is not None:
-                registry.metrics.observe(served.name, "request", time.perf_counter() - began)
+                registry.metrics.observe(served.model_name, "request", time.perf_counter() - began)
 
     return handle
 

@@ -49,6 +49,11 @@ class ServedModel:
     max_bytes: int = 0
     adapter: str | None = None
 
+    @property
+    def model_name(self) -> str:
+        """The name of the model, without that of an adapter."""
+        return self.name if self.adapter is None else self.name.removesuffix(f":{self.adapter}")
+
     def to_json(self) -> ModelEntry:
         """Return its entry in /v1/models."""
         model = self.model
