@@ -21,7 +21,7 @@ from .quantized import check_form, check_reference, mark_kept
 
 WIDENED = "planforge.widened"  # in a read graph's `meta`: whether its file computes in half precision
 NOT_OF_TEXT = ("pixel_values", "input_features", "input_values")
-LENGTHS = ("max_position_embeddings", "n_positions", "max_sequence_length", "seq_length")
+LENGTHS = ("max_position_embeddings", "n_positions", "max_sequence_length", "max_seq_len", "seq_length")
 HEADS = ("num_attention_heads", "n_head", "num_heads", "n_heads", "encoder_attention_heads")
 LAYERS = ("num_hidden_layers", "n_layer", "num_layers", "n_layers")
 TRANSFORMERS = "transformers"  # the `producer_name` of graphs that transformers_worker.py wrote

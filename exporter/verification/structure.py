@@ -209,11 +209,12 @@ def describe_unnamed(value: ir.Value, got: Array, tensors: Arrays, by_size: dict
     added to products, or scale norms, must be one, like matrices that are multiplied by.
     """
     nearest = ""
+    scales_norms = all(is_scale_of_norm(use.node, use.idx) for use in value.uses())
     for name in by_size.get(got.size, []):
         expected = tensors[name].reshape(-1)
         fault = describe_difference(got.reshape(-1), expected, f"the checkpoint's {name!r}")
-        if not fault:
-            return ""
+        if not fault or (scales_norms and not describe_difference(got.reshape(-1), expected + 1)):
+            return ""  # some norms scale by 1 + weight
         off = float(np.linalg.norm(got.reshape(-1).astype(np.float64) - expected))
         if off <= NEAR * float(np.linalg.norm(expected.astype(np.float64))):
             nearest = fault
@@ -225,13 +226,21 @@ def describe_unnamed(value: ir.Value, got: Array, tensors: Arrays, by_size: dict
     return "is not a tensor of the checkpoint" if is_weight else ""
 
 
+def is_scale_of_norm(node: ir.Node, index: int) -> bool:
+    """Tell whether an input of a node is the scale of a norm."""
+    return node.op_type in NORMS and index == (2 if node.op_type.startswith("Skip") else 1)
+
+
 def has_no_effect(node: ir.Node, index: int, got: Array, tensors: Arrays) -> bool:
     """Tell whether a constant is a norm's scale of ones or bias of zeros that the checkpoint does without."""
     if node.op_type not in NORMS:
         return False
     is_bias = index == (3 if node.op_type.startswith("Skip") else 2)
-    own = f"{find_module(node)}.{'bias' if is_bias else 'weight'}"
-    return bool((got == (0 if is_bias else 1)).all()) and not any(name.endswith(own) for name in tensors)
+    module = find_module(node)
+    # Of a norm that is no module of its own, as it has no weights: then no norm of the model has any.
+    own = f"{module}.{'bias' if is_bias else 'weight'}" if module else "norm"
+    has_own = any(name.endswith(own) if module else own in name.lower() for name in tensors)
+    return bool((got == (0 if is_bias else 1)).all()) and not has_own
 
 
 def reads_as_weight(node: ir.Node, value: ir.Value) -> bool:

@@ -27,6 +27,10 @@ GPTJ: dict[str, Any] = {
     **{"vocab_size": 2048, "n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": 256, "rotary_dim": 8},
     **{"n_inner": 96, "bos_token_id": 0, "eos_token_id": 0},
 }
+MPT: dict[str, Any] = {
+    **{"vocab_size": 2048, "d_model": 64, "n_layers": 2, "n_heads": 4, "max_seq_len": 256},
+    **{"expansion_ratio": 2, "bos_token_id": 0, "eos_token_id": 0},
+}
 ENCODER: dict[str, Any] = {**SHAPE, "vocab_size": 2056, "pad_token_id": 2050}
 SEQ2SEQ: dict[str, Any] = {
     **{"vocab_size": 2056, "d_model": 64, "pad_token_id": 2050, "bos_token_id": 2048, "eos_token_id": 2049},
@@ -60,6 +64,10 @@ CONFIGS = {
     "albert": transformers.AlbertConfig(**ENCODER, embedding_size=32),
     "falcon": transformers.FalconConfig(**FALCON),
     "gptj": transformers.GPTJConfig(**GPTJ),
+    # Its norms have no weights; these scale by 1 + weight; this one's length has a name of its own.
+    "olmo": transformers.OlmoConfig(**GROUPED),
+    "nemotron": transformers.NemotronConfig(**GROUPED, head_dim=16),
+    "mpt": transformers.MptConfig(**MPT),
     "t5": transformers.T5Config(**SEQ2SEQ | T5),
     "bart": transformers.BartConfig(**SEQ2SEQ | BART),
 }
