@@ -100,7 +100,7 @@ def test_encoders_answer_as_transformers_does(name: str, traced: Any, tmp_path: 
 
 def test_every_architecture_of_the_list_is_tried() -> None:
     natively = {"llama", "qwen2", "mistral", "roberta"}  # which optimum's tests use too
-    tried = {"opt", "gpt_neox", "phi", "bloom", "falcon", "gptj", *TASKS}
+    tried = {*EVERY_DECODER, *TASKS}
     assert set(CONFIGS) - natively == tried - natively
 
 
