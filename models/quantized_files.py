@@ -152,9 +152,7 @@ def read_int8(parts: Mapping[str, Tensor]) -> FileCodes:
     """Return a weight of compressed-tensors' int-quantized in int8, with a scale of all, a row or a block."""
     codes = (parts["weight"].numpy().astype(np.int16) + 128).astype(np.uint8)
     scales = to_floats(parts["weight_scale"])
-    scales = np.ascontiguousarray(
-        np.broadcast_to(scales.reshape(-1, scales.shape[-1]), (len(codes), scales.shape[-1]))
-    )
+    scales = np.array(np.broadcast_to(scales.reshape(-1, scales.shape[-1]), (len(codes), scales.shape[-1])))
     zeros = np.full(scales.shape, 128, np.int16)
     if "weight_zero_point" in parts:
         zeros += parts["weight_zero_point"].numpy().astype(np.int16).reshape(-1, scales.shape[-1])

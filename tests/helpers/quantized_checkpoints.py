@@ -85,12 +85,23 @@ def write_awq(weight: Codes) -> dict[str, Array]:
 
 
 def write_packed(weight: Codes, bits: int, symmetric: bool) -> dict[str, Array]:
-    parts = {
+    parts: dict[str, Array] = {
         "weight_packed": pack(weight.codes, bits),
         "weight_scale": weight.scales,
         "weight_shape": np.array(weight.codes.shape),
     }
     return parts if symmetric else {**parts, "weight_zero_point": pack(weight.zeros.T, bits).T}
+
+
+def write_ordered(weight: Codes) -> dict[str, Array]:
+    """Return a packed weight whose columns have groups of any order, as act-order leaves them."""
+    return {**write_packed(weight, 4, symmetric=False), "weight_g_idx": weight.groups.astype(np.int32)}
+
+
+def write_bytes(weight: Codes) -> dict[str, Array]:
+    """Return int-quantized's parts: a byte with its sign for each number."""
+    middle = np.repeat(weight.zeros, GROUP, axis=1)
+    return {"weight": (weight.codes - middle).astype(np.int8), "weight_scale": weight.scales}
 
 
 def compress(bits: int, kind: str = "int", **more: Any) -> dict[str, Any]:
@@ -116,12 +127,15 @@ def make_gptq(bits: int, version: int = 1, *, symmetric: bool = False, act_order
     settings |= {"sym": symmetric, "checkpoint_format": "gptq" if version == 1 else "gptq_v2"}
 
     def round(weight: Array) -> Codes:
-        groups = np.arange(weight.shape[1]) // GROUP
-        if act_order:
-            groups = np.random.default_rng(weight.shape[1]).permutation(groups)
-        return quantize(weight, bits, symmetric=symmetric, groups=groups)
+        return shuffle_groups(weight) if act_order else quantize(weight, bits, symmetric=symmetric)
 
     return Format(settings, round, lambda weight: write_gptq(weight, bits, version), bits)
+
+
+def shuffle_groups(weight: Array) -> Codes:
+    """Round a weight to 4 bits, with blocks of columns that do not lie side by side."""
+    groups = np.random.default_rng(weight.shape[1]).permutation(np.arange(weight.shape[1]) // GROUP)
+    return quantize(weight, 4, symmetric=False, groups=groups)
 
 
 def make_packed(bits: int, *, symmetric: bool) -> Format:
@@ -151,6 +165,15 @@ FORMATS = {
     "compressed 4": make_packed(4, symmetric=True),
     "compressed 4 with zero points": make_packed(4, symmetric=False),
     "compressed 8": make_packed(8, symmetric=True),
+    "compressed act-order": Format(
+        {**compress(4), "format": "pack-quantized"}, shuffle_groups, write_ordered, 4
+    ),
+    "compressed bytes": Format(
+        {**compress(8), "format": "int-quantized"},
+        lambda weight: quantize(weight, 8, symmetric=True),
+        write_bytes,
+        8,
+    ),
 }
 
 
