@@ -338,7 +338,8 @@ def refuse_experts_on_gpu(checkpoint: Checkpoint, request: Request) -> None:
     """Refuse graphs in which ONNX Runtime on a GPU would read how many rows each expert has, too early."""
     targets = [(name, find_target(name)) for name in request.targets]
     on_gpu = [name for name, target in targets if target.on_gpu and target.dialect == "ort"]
-    if on_gpu and getattr(checkpoint.config, "num_experts", 0):
+    has_experts = bool(getattr(checkpoint.config, "num_experts", 0))
+    if on_gpu and has_experts:
         raise InputError(
             f"target {on_gpu[0]!r}: a mixture of experts has lengths that a GPU computes and the host reads;"
             " export for cpu, or for rtx, whose plan computes all experts"
