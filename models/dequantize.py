@@ -15,7 +15,7 @@ from torch import Tensor
 
 from .derived_folder import copy_other_files, write_shards
 from .folder import read_file, read_json, read_published_shapes, read_published_weights
-from .quantized_files import UNREAD, FileCodes, Method, find_method
+from .quantized_files import UNREAD, FileCodes, Floats, Method, find_method
 
 CODES = "quantized_codes.safetensors"
 OLDER = {"quantize_config.json": "gptq", "quant_config.json": "awq"}  # files of older tools, by the method
@@ -86,35 +86,51 @@ def write_dequantized(folder: Path, out: Path) -> Dequantized:
 def dequantize(
     folder: Path, method: Method, codes: dict[str, Tensor], done: Dequantized
 ) -> Iterator[tuple[str, Tensor]]:
-    """Yield the weights of a checkpoint in floats: first those that are so, then the quantized ones."""
-    waiting: dict[str, dict[str, Tensor]] = {}
-    modules = {
-        name.removesuffix(f".{method.endings[0]}")
-        for name in read_published_shapes(folder)
-        if name.endswith(f".{method.endings[0]}")
-    }
+    """Yield the weights of a checkpoint in floats, each as soon as all of its parts were read."""
+    published = read_published_shapes(folder)
+    first = f".{method.endings[0]}"
+    modules = {name.removesuffix(first) for name in published if name.endswith(first)}
     if not modules:
         raise ValueError(f"{folder}: config.json says {method.name}, but no weight has {method.endings[0]}")
+    missing = {
+        module: {ending for ending in method.endings if f"{module}.{ending}" in published}
+        for module in modules
+    }
+    read: dict[str, dict[str, Tensor]] = {}
     for _, name, tensor in read_published_weights(folder):
         module, _, ending = name.rpartition(".")
         if module not in modules or ending not in (*method.endings, *UNREAD):
             yield name, tensor
         elif ending in method.endings:
-            waiting.setdefault(module, {})[ending] = tensor
-    for module, parts in waiting.items():
-        try:
-            found = method.read(parts)
-            values = found.dequantize() if isinstance(found, FileCodes) else found
-        except (KeyError, ValueError, IndexError) as error:
-            missing = f"{error} is missing" if isinstance(error, KeyError) else str(error)
-            shapes = {ending: list(part.shape) for ending, part in parts.items()}
-            raise ValueError(f"{folder}: {module} has parts {shapes}: {missing}") from error
-        if isinstance(found, FileCodes):
-            keep(codes, f"{module}.weight", found)
-            done.kept[found.bits] = done.kept.get(found.bits, 0) + 1
-        else:
-            done.floats += 1
-        yield f"{module}.weight", torch.from_numpy(values)
+            read.setdefault(module, {})[ending] = tensor
+            missing[module].remove(ending)
+            if not missing[module]:
+                values = read_weight(folder, module, method, read.pop(module), codes, done)
+                yield f"{module}.weight", torch.from_numpy(values)
+
+
+def read_weight(
+    folder: Path,
+    module: str,
+    method: Method,
+    parts: Mapping[str, Tensor],
+    codes: dict[str, Tensor],
+    done: Dequantized,
+) -> Floats:
+    """Return a module's weight in floats, and note its codes where they are kept."""
+    try:
+        found = method.read(parts)
+        values = found.dequantize() if isinstance(found, FileCodes) else found
+    except (KeyError, ValueError, IndexError) as error:
+        missing = f"{error} is missing" if isinstance(error, KeyError) else str(error)
+        shapes = {ending: list(part.shape) for ending, part in parts.items()}
+        raise ValueError(f"{folder}: {module} has parts {shapes}: {missing}") from error
+    if isinstance(found, FileCodes):
+        keep(codes, f"{module}.weight", found)
+        done.kept[found.bits] = done.kept.get(found.bits, 0) + 1
+    else:
+        done.floats += 1
+    return values
 
 
 def keep(codes: dict[str, Tensor], name: str, found: FileCodes) -> None:
