@@ -13,6 +13,7 @@ from pathlib import Path
 import torch
 from safetensors import safe_open
 from torch import Tensor, nn
+from torch.nn import functional
 
 FILE = "planforge_adapters.safetensors"  # beside the base model's files
 NAMES = "names"  # of the adapters, in the file's metadata
@@ -39,16 +40,22 @@ class AdapterChoice:
 
 
 class AdapterTable(nn.Module):
-    """What all adapters add to one linear layer; the first of each tensor is zero, for rows without one."""
+    """What all adapters add to one linear layer; the first r rows are zero, for rows without an adapter.
 
-    def __init__(self, a: Sequence[int], b: Sequence[int]) -> None:
+    Rows are looked up one by one, so that an engine copies them with several threads.
+    """
+
+    def __init__(self, a: Sequence[int], b: Sequence[int], rank: int) -> None:
         super().__init__()
-        self.a = nn.Parameter(torch.empty(*a))  # (N + 1, I, r)
-        self.b = nn.Parameter(torch.empty(*b))  # (N + 1, r, O)
+        self.rank = rank
+        self.a = nn.Parameter(torch.empty(*a))  # ((N + 1) * r, I)
+        self.b = nn.Parameter(torch.empty(*b))  # ((N + 1) * r, O)
 
     def forward(self, x: Tensor, slots: Tensor) -> Tensor:
         """Return what is added (B, T, O) to the results of x (B, T, I), for each row's slot (B,)."""
-        return x @ self.a.index_select(0, slots) @ self.b.index_select(0, slots)
+        rows = slots[:, None] * self.rank + torch.arange(self.rank, device=slots.device)  # (B, r)
+        inner = x @ functional.embedding(rows, self.a).transpose(1, 2)  # (B, T, r)
+        return inner @ functional.embedding(rows, self.b)
 
 
 class AdaptedLinear(nn.Linear):
@@ -77,6 +84,7 @@ def read_adapter_names(folder: Path) -> tuple[str, ...]:
 def add_tables(model: nn.Module, folder: Path) -> AdapterChoice:
     """Replace the linear layers that a folder's tables are of; return what chooses among their adapters."""
     choice = AdapterChoice()
+    count = len(read_adapter_names(folder))
     with safe_open(folder / FILE, "pt") as file:
         shapes = {name: file.get_slice(name).get_shape() for name in file.keys()}  # noqa: SIM118
     for name, shape in shapes.items():
@@ -86,7 +94,7 @@ def add_tables(model: nn.Module, folder: Path) -> AdapterChoice:
         linear = model.get_submodule(path)
         assert isinstance(linear, nn.Linear)
         adapted = AdaptedLinear(linear.in_features, linear.out_features, linear.bias is not None)
-        adapted.adapters = AdapterTable(shape, shapes[f"{path}.adapters.b"])
+        adapted.adapters = AdapterTable(shape, shapes[f"{path}.adapters.b"], shape[0] // (count + 1))
         adapted.choice = choice
         parent, _, own = path.rpartition(".")
         setattr(model.get_submodule(parent), own, adapted)

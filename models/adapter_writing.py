@@ -122,7 +122,7 @@ def find_other_kind(change: ModuleChange) -> str:
 
 
 def make_table(changes: Sequence[Mapping[int, ModuleChange]], numbers: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the table of a weight: a (N + 1, I, r) and b (N + 1, r, O), scaled.
+    """Return the table of a weight, r rows for each slot: a ((N + 1) * r, I) and b ((N + 1) * r, O), scaled.
 
     Args:
         changes: of each adapter, by the number of the published weight that it changes.
@@ -130,7 +130,7 @@ def make_table(changes: Sequence[Mapping[int, ModuleChange]], numbers: Tensor) -
     """
     ranks = [sum(len(change.a) for change in own.values() if change.a is not None) for own in changes]
     first: Any = next(change for own in changes for change in own.values())
-    a = torch.zeros(len(changes) + 1, first.a.shape[1], max(ranks))
+    a = torch.zeros(len(changes) + 1, max(ranks), first.a.shape[1])
     b = torch.zeros(len(changes) + 1, max(ranks), len(numbers))
     for slot, own in enumerate(changes, 1):
         begin = 0
@@ -138,10 +138,10 @@ def make_table(changes: Sequence[Mapping[int, ModuleChange]], numbers: Tensor) -
             assert change.a is not None and change.b is not None
             end = begin + len(change.a)
             here = numbers // ROWS == source
-            a[slot, :, begin:end] = change.a.T
+            a[slot, begin:end] = change.a
             b[slot, begin:end, here] = change.scale * change.b[numbers[here] % ROWS].T
             begin = end
-    return a, b
+    return a.flatten(0, 1), b.flatten(0, 1)
 
 
 def number_rows(shapes: Mapping[str, Sequence[int]], is_transposed: bool) -> dict[str, Tensor]:

@@ -85,7 +85,9 @@ def compare_tables(source: Source) -> None:
             path = weight.removesuffix(".weight")
             made = beside[weight]
             if (a := beside.get(f"{path}.adapters.a")) is not None:
-                made = made + (a[slot] @ beside[f"{path}.adapters.b"][slot]).T
+                rank = len(a) // (len(source.adapters) + 1)
+                rows = slice(slot * rank, (slot + 1) * rank)
+                made = made + beside[f"{path}.adapters.b"][rows].T @ a[rows]
             gap = float((made - wanted).abs().max() / wanted.abs().max().clamp(min=1e-30))
             worst = max(worst, (gap, weight))
         if worst[0] > TOLERANCE:

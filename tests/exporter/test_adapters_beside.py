@@ -357,17 +357,22 @@ def test_wrong_choices_are_refused_before_anything_is_read(llama: Trio, tmp_path
     assert plain.returncode == 2 and "each as NAME=FOLDER" in plain.stderr
 
 
-def exchange(table: tuple[Any, Any]) -> tuple[Any, Any]:
-    """Exchange the first two adapters of a table."""
-    order = [0, 2, 1, 3]
-    return table[0][order], table[1][order]
+def exchange(rows: Any) -> Any:
+    """Exchange the first two adapters' rows of a table."""
+    return rows.unflatten(0, (4, -1))[[0, 2, 1, 3]].flatten(0, 1)
 
 
-FAULTS: dict[str, Callable[[tuple[Any, Any]], tuple[Any, Any]]] = {
-    "alpha over r": lambda table: (table[0], table[1] * 2),
-    "left out": lambda table: (table[0], table[1] * torch.tensor([1.0, 1, 0, 1])[:, None, None]),
-    "a and b of other adapters": lambda table: (table[0], exchange(table)[1]),
-    "exchanged": exchange,
+def leave_out(rows: Any) -> Any:
+    """Leave the second adapter out of a table."""
+    kept = torch.tensor([1.0, 1, 0, 1])
+    return (rows.unflatten(0, (4, -1)) * kept[:, None, None]).flatten(0, 1)
+
+
+FAULTS: dict[str, Callable[[Any, Any], tuple[Any, Any]]] = {
+    "alpha over r": lambda a, b: (a, b * 2),
+    "left out": lambda a, b: (a, leave_out(b)),
+    "a and b of other adapters": lambda a, b: (a, exchange(b)),
+    "exchanged": lambda a, b: (exchange(a), exchange(b)),
 }
 
 
@@ -376,7 +381,7 @@ def test_faults_of_tables_are_refused_and_named(
     llama: Trio, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str
 ) -> None:
     make = adapter_writing.make_table
-    monkeypatch.setattr(adapter_writing, "make_table", lambda *given: FAULTS[fault](make(*given)))
+    monkeypatch.setattr(adapter_writing, "make_table", lambda *given: FAULTS[fault](*make(*given)))
     with pytest.raises(
         VerificationError, match=r"\.(qkv|k|q|v|o|up|gate|down)_proj.* with the adapter \w+ beside it"
     ):
