@@ -152,7 +152,7 @@ def read_experts(config: Json) -> dict[str, Any]:
 def read_qwen_experts(config: Json) -> dict[str, Any]:
     """Return the experts, and the layers without: those listed, and all but one of each interval."""
     interval = read_count(config, "decoder_sparse_step")
-    listed = config["mlp_only_layers"]
+    listed = config.get("mlp_only_layers", [])
     if not isinstance(listed, list) or not all(type(layer) is int for layer in listed):
         raise ValueError(f"mlp_only_layers={listed!r:.60} must be a list of layers' numbers")
     layers = range(config["num_hidden_layers"])
