@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -117,6 +116,7 @@ def expert(number: int, part: str) -> str:
     return f"{MIXTURE}.experts.{number}.{part}"
 
 
+ACTIVATION = expert(2, "activation")
 FIRST_GATES = expert(0, "gate_proj"), expert(1, "gate_proj")
 BOTH = [
     Fault("shares unscaled", unscaled_shares, MIXTURE, READS_SHARES),
