@@ -211,10 +211,10 @@ def warn_of_experts(checkpoint: Checkpoint, recipes: Iterable[Recipe]) -> None:
     """Warn of graphs in which all experts of a mixture compute every token."""
     count = 0 if checkpoint.exporter else getattr(checkpoint.config, "num_experts", 0)
     for recipe in recipes:
-        if count and recipe.dialect != "ort":
+        if count and not recipe.computes_sizes:
             log.warning(
-                "%s computes all %d experts for every token, not the chosen ones alone, as TensorRT takes no"
-                " sizes that a graph computes; the graphs of target cpu compute the chosen ones",
+                "%s computes all %d experts for every token, not the chosen ones alone, as engines for GPUs"
+                " take no sizes that a graph computes; the graphs of target cpu compute the chosen ones",
                 recipe.id,
                 count,
             )
@@ -286,6 +286,7 @@ def make_artifact(recipe: Recipe, precision: str, file: str, data: str) -> Artif
         aliases=recipe.aliases,
         constraints=recipe.constraints,
         window=recipe.window,
+        computes_sizes=recipe.computes_sizes,
     )
 
 

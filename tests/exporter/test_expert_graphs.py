@@ -12,12 +12,14 @@ import pytest
 import torch
 import transformers
 
-from planforge.exporter import export
+from planforge.exporter import export, lint
 from planforge.exporter.passes.fp16_ranges import Fp32Reason
 from planforge.exporter.passes.routing import chooses_experts
 from planforge.exporter.tracing.modules import find_module
 from planforge.models import load_model
 from planforge.runtime import TextEncoder
+from planforge.runtime.backends.dialects import explain_misfit_on_cuda
+from planforge.runtime.bundle.bundle import Bundle
 from planforge.runtime.errors import InputError
 
 from ..helpers.llamas import LLAMAS, tiny_llama
@@ -101,6 +103,22 @@ def test_a_graph_of_all_experts_is_said(
     assert message.startswith("decoder.portable computes all 6 experts for every token")
     assert len(list_computed_splits(load_graph(tmp_path / "both", "decoder.ort"))) == 2
     assert list_computed_splits(load_graph(tmp_path / "both", "decoder.portable")) == []
+
+
+def test_a_gpu_gets_graphs_of_all_experts(olmoe: Path, classifier: Path, tmp_path: Path) -> None:
+    """ONNX Runtime reads the lengths of a Split's parts on the host before the GPU has computed them."""
+    how: dict[str, Any] = {"target": ["cpu", "cuda"], "precision": ["fp32", "fp16"], "verify": False}
+    for name, folder in (("decoder", olmoe), ("encoder", classifier)):
+        export(folder, tmp_path / name, **how)
+        graphs = {artifact.id: artifact for artifact in Bundle.open(tmp_path / name).manifest.artifacts}
+        assert list(graphs) == [f"{name}.ort.fp32", f"{name}.portable.fp32", f"{name}.portable.fp16"]
+        on_cpu, *on_gpu = graphs.values()
+        assert "reads on the host before the GPU has computed them" in explain_misfit_on_cuda(on_cpu)
+        assert [explain_misfit_on_cuda(artifact) for artifact in on_gpu] == ["", ""]
+    wrong = [
+        found.rule for found in lint(tmp_path / "decoder", ["cuda"]).findings if found.severity == "wrong"
+    ]
+    assert wrong == []
 
 
 def test_a_mixture_that_classifies_is_transformers(classifier: Path, tmp_path: Path) -> None:

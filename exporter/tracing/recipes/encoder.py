@@ -63,7 +63,8 @@ def make_encoder_recipes(
     if config.num_experts == 0:
         return both
     of_chosen = wrap_model(module, layers, pooler_output, False)  # on a CPU the chosen experts alone
-    return both | index_recipes([replace(both[f"{graph}.ort"], module=of_chosen)])
+    ort = replace(both[f"{graph}.ort"], module=of_chosen, computes_sizes=True)
+    return both | index_recipes([ort])
 
 
 def list_axes(config: EncoderConfig, choices: TraceOptions) -> Axes:
