@@ -11,6 +11,7 @@ import onnx_ir as ir
 import pytest
 import torch
 import transformers
+from safetensors import safe_open
 
 from planforge.exporter import export, lint
 from planforge.exporter.passes.fp16_ranges import Fp32Reason
@@ -23,6 +24,7 @@ from planforge.runtime.bundle.bundle import Bundle
 from planforge.runtime.errors import InputError
 
 from ..helpers.llamas import LLAMAS, tiny_llama
+from ..helpers.models import edit_json
 
 CHOSEN = 3  # by each token, of 6 experts
 LIMIT = 1e-4
@@ -134,6 +136,20 @@ def test_a_mixture_that_classifies_is_transformers(classifier: Path, tmp_path: P
         with torch.no_grad():
             wanted = reference(torch.tensor([tokens])).logits[0].softmax(-1).numpy()
         np.testing.assert_allclose([score.probabilities[label] for label in model.labels], wanted, atol=LIMIT)
+
+
+def test_experts_may_be_stacked_in_the_files(olmoe: Path, tmp_path: Path) -> None:
+    """As transformers has them in memory, and writes them where it is asked for its own names."""
+    theirs: Any = transformers.AutoModelForCausalLM.from_pretrained(olmoe)
+    theirs.save_pretrained(tmp_path, save_original_format=False)
+    with safe_open(tmp_path / "model.safetensors", "pt") as file:
+        assert file.get_slice("model.layers.0.mlp.experts.gate_up_proj").get_shape() == [6, 2 * 96, 64]
+    own, found = load_model(olmoe).state_dict(), load_model(tmp_path).state_dict()
+    assert own.keys() == found.keys()
+    assert all(torch.equal(own[name], found[name]) for name in own)
+    edit_json(tmp_path / "config.json", num_experts=5)
+    with pytest.raises(ValueError, match=r"experts\.gate_up_proj has 1152 rows, config.json means 960"):
+        load_model(tmp_path)
 
 
 def test_no_graphs_explain_a_mixture(olmoe: Path, tmp_path: Path) -> None:
