@@ -325,25 +325,12 @@ def choose_artifacts(checkpoint: Checkpoint, request: Request) -> list[Artifact]
     """
     if request.accept and not request.accepted:
         raise InputError("accept is for precisions below fp32; add one, or leave accept out")
-    refuse_experts_on_gpu(checkpoint, request)
     artifacts = plan_artifacts(checkpoint, request.targets, request.precisions)
     if request.plans.opt:
         plan_profiles([a for a in artifacts if a.is_half and a.dialect != "ort"], {}, request.plans)
     if request.verify:
         check_engine(artifacts)
     return artifacts
-
-
-def refuse_experts_on_gpu(checkpoint: Checkpoint, request: Request) -> None:
-    """Refuse graphs in which ONNX Runtime on a GPU would read how many rows each expert has, too early."""
-    targets = [(name, find_target(name)) for name in request.targets]
-    on_gpu = [name for name, target in targets if target.on_gpu and target.dialect == "ort"]
-    has_experts = bool(getattr(checkpoint.config, "num_experts", 0))
-    if on_gpu and has_experts:
-        raise InputError(
-            f"target {on_gpu[0]!r}: a mixture of experts has lengths that a GPU computes and the host reads;"
-            " export for cpu, or for rtx, whose plan computes all experts"
-        )
 
 
 def load_model(checkpoint: Checkpoint, computes: bool, progress: Progress) -> ReferenceModel | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import importlib.metadata
 import logging
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -82,6 +82,7 @@ def plan_artifacts(
     for name, recipes in of_target.items():
         warn_of_head_size(checkpoint, name, recipes)
     everything = {recipe.id: recipe for recipes in of_target.values() for recipe in recipes}
+    warn_of_experts(checkpoint, everything.values())
     wanted = {
         precision: {
             r.id for name, recipes in of_target.items() for r in recipes if takes(name, r, precision, recipes)
@@ -206,6 +207,19 @@ def warn_of_head_size(checkpoint: Checkpoint, target: str, recipes: Sequence[Rec
             )
 
 
+def warn_of_experts(checkpoint: Checkpoint, recipes: Iterable[Recipe]) -> None:
+    """Warn of graphs in which all experts of a mixture compute every token."""
+    count = 0 if checkpoint.exporter else getattr(checkpoint.config, "num_experts", 0)
+    for recipe in recipes:
+        if count and not recipe.computes_sizes:
+            log.warning(
+                "%s computes all %d experts for every token, not the chosen ones alone, as engines for GPUs"
+                " take no sizes that a graph computes; the graphs of target cpu compute the chosen ones",
+                recipe.id,
+                count,
+            )
+
+
 def takes(target: str, recipe: Recipe, precision: str, recipes: Sequence[Recipe]) -> bool:
     """Tell whether a target takes a recipe's graph in a precision, given all `recipes` that it gets."""
     taker = find_target(target)
@@ -272,6 +286,7 @@ def make_artifact(recipe: Recipe, precision: str, file: str, data: str) -> Artif
         aliases=recipe.aliases,
         constraints=recipe.constraints,
         window=recipe.window,
+        computes_sizes=recipe.computes_sizes,
     )
 
 

@@ -61,6 +61,11 @@ class CausalEncoderConfig(EncoderConfig):
         """Return whether there are positions beyond those that the model was trained with."""
         return bool(getattr(self.decoder, "computes_positions", False))
 
+    @property
+    def num_experts(self) -> int:
+        """Return the number of experts of an MLP that is a mixture of them; 0 where none is."""
+        return int(getattr(self.decoder, "num_experts", 0))
+
     @staticmethod
     def from_decoder(decoder: DecoderConfig, **others: Any) -> CausalEncoderConfig:
         """Return the settings for a decoder, whose sizes are the encoder's."""

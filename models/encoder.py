@@ -92,6 +92,11 @@ class EncoderConfig:
         self.list_vectors()
 
     @property
+    def num_experts(self) -> int:
+        """Return the number of experts of an MLP that is a mixture of them; 0 where none is."""
+        return 0
+
+    @property
     def pooled_heads(self) -> tuple[str, ...]:
         """Return the heads that read the pooler's vector."""
         return tuple(head for head in self.heads if head in POOLED_HEADS and self.pair_scores is None)

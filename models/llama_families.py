@@ -28,6 +28,11 @@ REQUIRED = ("hidden_size", "num_hidden_layers", "num_attention_heads", "max_posi
 DERIVED = ("num_key_value_heads", "head_dim", "attention_bias", "layer_types", "use_sliding_window")
 BESIDE_ROTARY = ("rope_theta", "partial_rotary_factor", "original_max_position_embeddings")
 ROTARY = ("rope_parameters", "rope_scaling", "rope_local_base_freq", *BESIDE_ROTARY)
+# Weights that have all experts of a mixture, (N, rows, columns): transformers 5's own names in memory.
+STACKED = {
+    ".experts.gate_up_proj": ("gate_proj", "up_proj"),
+    ".experts.down_proj": ("down_proj",),
+}
 
 
 @dataclass(frozen=True)
@@ -85,6 +90,12 @@ class LlamaFamily:
 
     def list_parts(self, config: LlamaConfig, name: str) -> dict[str, int]:
         """Return our weights within a published one, one below the other, each with its rows."""
+        for stacked, parts in STACKED.items():
+            if name.endswith(stacked):
+                stem = name.rpartition(".")[0]
+                height = config.hidden_size if parts == ("down_proj",) else config.expert_size
+                experts = range(config.num_experts)
+                return {f"{stem}.{n}.{part}.weight": height for n in experts for part in parts}
         for fused, parts in self.fused.items():
             if f".{fused}." in name:
                 return {name.replace(fused, part): config.intermediate_size for part in parts}
@@ -152,7 +163,7 @@ def read_experts(config: Json) -> dict[str, Any]:
 def read_qwen_experts(config: Json) -> dict[str, Any]:
     """Return the experts, and the layers without: those listed, and all but one of each interval."""
     interval = read_count(config, "decoder_sparse_step")
-    listed = config["mlp_only_layers"]
+    listed = config.get("mlp_only_layers", [])
     if not isinstance(listed, list) or not all(type(layer) is int for layer in listed):
         raise ValueError(f"mlp_only_layers={listed!r:.60} must be a list of layers' numbers")
     layers = range(config["num_hidden_layers"])

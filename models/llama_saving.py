@@ -12,13 +12,11 @@ from torch import Tensor
 
 from .attention import FULL, SLIDING
 from .llama import Llama, LlamaConfig
-from .llama_families import FAMILIES, SAME
+from .llama_families import EXPERT_COUNTS, FAMILIES, SAME
 from .rotary import Rotary
 
-# Rows that publish several matrices as one, and mixtures of experts, are read but not written.
-SAVED_TYPES = tuple(
-    name for name, row in FAMILIES.items() if not row.fused and "num_experts" not in row.defaults
-)
+# A row that publishes several matrices as one is read, but not written.
+SAVED_TYPES = tuple(model_type for model_type, row in FAMILIES.items() if not row.fused)
 # Published settings that follow from ours, the reverse of `LlamaFamily.computed`.
 COMPUTED: Mapping[str, Callable[[LlamaConfig], Any]] = {
     "logits_scaling": lambda config: 1 / config.logits_scale,
@@ -27,6 +25,9 @@ COMPUTED: Mapping[str, Callable[[LlamaConfig], Any]] = {
     ],
     "query_pre_attn_scalar": lambda config: round((config.attention_scale or config.head_dim**-0.5) ** -2),
     "use_sliding_window": lambda config: config.window is not None,
+    **dict.fromkeys(EXPERT_COUNTS, lambda config: config.num_experts),
+    "moe_intermediate_size": lambda config: config.expert_size,
+    "mlp_only_layers": lambda config: list(config.dense_layers),
 }
 ORIGINAL = "original_max_position_embeddings"
 FACTORS = ("factor",)
@@ -98,6 +99,9 @@ def publish_llama(model: Llama, model_type: str, weights: Mapping[str, Tensor]) 
         if row.norm_offset and name.endswith("norm.weight"):
             tensor = tensor - row.norm_offset
         published = block_norm.sub(lambda match: f"{match[1]}.{norms[match[2]]}.weight", name)
+        if ".mlp." in name:
+            for theirs, ours in row.weights.items():
+                published = published.replace(ours, theirs)
         if not name.startswith("lm_head."):
             published = f"model.{published}"
         if ".qkv_proj." not in name:

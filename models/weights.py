@@ -98,6 +98,8 @@ def split_weight(description: Description, path: Path, name: str, tensor: Tensor
     rows = description.family.parts(description.config, name)
     if not rows:
         return {name: tensor}
+    if tensor.ndim == 3:  # those of several experts
+        tensor = tensor.flatten(0, 1)
     if len(tensor) != sum(rows.values()):
         raise ValueError(f"{path}: {name} has {len(tensor)} rows, config.json means {sum(rows.values())}")
     return dict(zip(rows, torch.split(tensor, list(rows.values())), strict=True))

@@ -28,6 +28,9 @@ INNER_FACTOR = 4  # how many times the width the feed-forward part is where none
 INNER_RESULTS = 3
 HIDDEN_RESULTS = 9
 SCORE_RESULTS = 2
+# Of a mixture of experts, of the hidden size and for each expert of a token: what is sorted by expert, its
+# parts, the experts' results, and all of these joined.
+ROUTED_RESULTS = 4
 
 # Of a recurrent layer, per token: what it reads, in the engine's order of time and reversed; its states, in
 # both orders and reversed.
@@ -88,9 +91,10 @@ def count_batch_bytes(config: Mapping[str, Any], tokens: int, longest: int, grap
     A layer's results that live at one time: its feed-forward part's product, activation and what that is
     computed in (a gated one's gate, product and activation); of the hidden size the layer's input, query, key
     and value before and after they are split into heads, context and sum; and every head's scores of every
-    token for every token, twice, as the mask is added to them. All of them count, though scores are gone
-    before the feed-forward part begins: an engine gives the place of one to the other in parts only. Of a
-    recurrent model see `count_gated_bytes`. 0 where the configuration does not name the sizes.
+    token for every token, twice, as the mask is added to them; of a mixture of experts a token's vector for
+    each of its experts. All of them count, though scores are gone before the feed-forward part begins: an
+    engine gives the place of one to the other in parts only. Of a recurrent model see `count_gated_bytes`. 0
+    where the configuration does not name the sizes.
     """
     if config.get("cell") in GATES:
         return count_gated_bytes(config, tokens, graph)
@@ -99,9 +103,12 @@ def count_batch_bytes(config: Mapping[str, Any], tokens: int, longest: int, grap
     )
     if not width or not heads:
         return 0
-    inner = inner or INNER_FACTOR * width
+    within = config.get("decoder")  # of a decoder that reads whole texts
+    mixture = within if isinstance(within, Mapping) else config
+    inner = max(inner or INNER_FACTOR * width, find_size(mixture, ["expert_size"]))
     scores = heads * longest
-    return int(4 * tokens * (INNER_RESULTS * inner + HIDDEN_RESULTS * width + SCORE_RESULTS * scores))
+    hidden = (HIDDEN_RESULTS + ROUTED_RESULTS * find_size(mixture, ["experts_per_token"])) * width
+    return int(4 * tokens * (INNER_RESULTS * inner + hidden + SCORE_RESULTS * scores))
 
 
 def count_gated_bytes(config: Mapping[str, Any], tokens: int, graph: str) -> int:

@@ -235,7 +235,8 @@ class Checkpoint:
             precisions = ("fp32", "fp16")
             dialects = dict.fromkeys(taker.find_dialect(keeps_cache, precision) for precision in precisions)
             own = [self.recipes[f"{graph}.{d}"] for d in dialects if f"{graph}.{d}" in self.recipes]
-            found += own or [self.recipes[f"{graph}.portable"]]
+            fitting = [recipe for recipe in own if not (taker.on_gpu and recipe.computes_sizes)]
+            found += fitting or [self.recipes[f"{graph}.portable"]]
         return found
 
     def find_recipes(self, ids: Iterable[str]) -> dict[str, Recipe]:

@@ -11,6 +11,7 @@ import numpy as np
 import onnx_ir as ir
 
 from .quantization_form import KEPT
+from .routing import find_routers
 from .weights import find_weight
 
 FP16_MAX = 65504.0
@@ -89,6 +90,7 @@ def choose_fp32_nodes(graph: ir.Graph, ranges: Mapping[str, float]) -> dict[str,
         raise ValueError("every node must have a unique name")
     together = dict.fromkeys(find_around_means(graph), Fp32Reason(SUMS["RMSNormalization"]))
     together |= dict.fromkeys(find_angles(graph), Fp32Reason("computes an angle"))
+    together |= dict.fromkeys(find_routers(graph), Fp32Reason("chooses experts"))
     choices = {str(node.name): together.get(node) or choose_for_node(node, ranges) for node in graph}
     return {name: choice for name, choice in choices.items() if choice is not None}
 

@@ -17,6 +17,7 @@ from ..number_formats import CPU_INTEGERS, NumberFormat, NumberFormats
 from .gptq import PIECE_NUMBERS, round_weight
 from .int8_rows import RowProduct
 from .quantized_weight import QuantizedWeight, cut_rows
+from .routing import chooses_experts
 from .weights import LazyMapping, Weight, find_weight
 
 Array = npt.NDArray[np.float32]
@@ -143,16 +144,6 @@ def find_products(graph: ir.Graph) -> list[tuple[ir.Node, Weight]]:
         for node, weight in found
         if weight is not None and weight.rows >= MIN_ROWS and not chooses_experts(node)
     ]
-
-
-def chooses_experts(node: ir.Node) -> bool:
-    """Tell whether a product's largest results choose what is computed: a small error there changes all."""
-    after = [reader for reader, _ in node.outputs[0].uses()]
-    return any(
-        softmax.op_type == "Softmax"
-        and any(reader.op_type == "TopK" for reader, _ in softmax.outputs[0].uses())
-        for softmax in after
-    )
 
 
 def find_lookups(graph: ir.Graph) -> list[tuple[ir.Node, Weight]]:

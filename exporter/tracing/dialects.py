@@ -393,9 +393,16 @@ def refuse_custom_parts(model: Transformer) -> Transformer:
 class PortableEncoder(nn.Module):
     """An encoder whose results are flat tensors, as a graph needs it."""
 
-    def __init__(self, model: Encoder, layers: tuple[int, ...], pooler_output: bool) -> None:
+    def __init__(
+        self,
+        model: Encoder,
+        layers: tuple[int, ...],
+        pooler_output: bool,
+        computes_all_experts: bool = True,
+    ) -> None:
         super().__init__()
         self.model = model
+        choose_experts(model, computes_all_experts)
         self.layers = layers  # whose hidden states are outputs besides the last one; 0 is the embeddings
         self.pooler_output = pooler_output  # whether the pooler's result is an output too
 

@@ -71,6 +71,11 @@ def explain_misfit_on_cuda(artifact: Artifact, cpu_nodes: bool = False) -> str:
     """
     if artifact.dialect not in CUDA_DIALECTS:
         return f"ONNX Runtime runs no graph of the dialect {artifact.dialect} there"
+    if artifact.computes_sizes:
+        return (
+            f"{artifact.id} splits tokens by their experts, at places that ONNX Runtime reads on the host"
+            " before the GPU has computed them, which gives wrong results"
+        )
     cache = next((spec.dtype for spec in artifact.inputs if spec.role.startswith("past.")), None)
     if artifact.dialect not in ATTENTION or cache is None:
         return ""

@@ -150,6 +150,7 @@ class Artifact:
     aliases: Mapping[str, str] = field(default_factory=dict)  # output name -> input at its address
     constraints: tuple[str, ...] = ()
     window: int | None = None  # how many of the newest tokens layers see whose cache has the axis `RECENT`
+    computes_sizes: bool = False  # whether nodes read sizes that others compute, which a GPU would read early
     quantization: Mapping[str, Any] = field(default_factory=dict)  # how it was quantized
     gate: Mapping[str, Any] = field(default_factory=dict)
 
@@ -255,6 +256,8 @@ class Artifact:
         }
         if self.window is not None:
             value["window"] = self.window
+        if self.computes_sizes:
+            value["computes_sizes"] = True
         if self.quantization:
             value["quantization"] = dict(self.quantization)
         value["gate"] = dict(self.gate)
@@ -276,6 +279,7 @@ class Artifact:
             aliases=r.texts("aliases"),
             constraints=r.list_of("constraints", str, ()),
             window=r.get("window", int, None),
+            computes_sizes=r.flag("computes_sizes", False),
             quantization=r.get("quantization", dict, {}),
             gate=r.get("gate", dict),
         )

@@ -18,7 +18,6 @@ from planforge.exporter.errors import CheckpointError, VerificationError
 from planforge.models import load_model
 from planforge.runtime import TextGenerator
 from planforge.runtime.bundle.bundle import Bundle
-from planforge.runtime.errors import InputError
 
 from ..helpers.models import edit_json
 from ..helpers.random_checkpoints import GROUPED, write_tokenizer
@@ -214,11 +213,6 @@ def test_wrong_settings_are_refused_by_name(
     edit_json(folder / "config.json", **settings)
     with pytest.raises(CheckpointError, match=message):
         export(folder, tmp_path / "bundle", precision=["fp32"], target=["cpu"])
-
-
-def test_a_gpu_without_plans_is_refused(mixtral: Path, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"target 'cuda': a mixture of experts has lengths .* or for rtx"):
-        export(mixtral, tmp_path / "bundle", precision=["fp16"], target=["cuda"])
 
 
 def test_a_missing_expert_is_named(mixtral: Path, tmp_path: Path) -> None:

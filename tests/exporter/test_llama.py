@@ -26,7 +26,7 @@ LONG = "In the beginning God created the heaven and the earth. And the earth was
 TEXTS = (LONG, "And", "Let there be light: and there was")
 AGAIN = "and he said unto them, and he said unto them, and he said"  # what lookups find something in
 # They have nothing in their graphs that others have not.
-ALIKE = ("qwen2", "ministral", "gemma", "exaone 4, no windows", "seed-oss")
+ALIKE = ("qwen2", "ministral", "gemma", "exaone 4, no windows", "seed-oss", "qwen3-moe, one in two")
 KINDS = [name for name in LLAMAS if name not in ALIKE]
 
 

@@ -96,6 +96,23 @@ LLAMAS: dict[str, tuple[str, dict[str, Any]]] = {
     "exaone 4": ("Exaone4", {"sliding_window": WINDOW, "layer_types": MIXED}),
     "exaone 4, no windows": ("Exaone4", {"sliding_window": None, "layer_types": ["full_attention"] * 3}),
     "seed-oss": ("SeedOss", {"head_dim": 32, "attention_out_bias": True}),
+    "mixtral": ("Mixtral", {"num_local_experts": 5, "sliding_window": WINDOW}),
+    "qwen3-moe": (
+        "Qwen3Moe",
+        {
+            "num_experts": 6,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 80,
+            "norm_topk_prob": True,
+            "mlp_only_layers": [1],
+            "head_dim": 32,
+        },
+    ),
+    "qwen3-moe, one in two": (
+        "Qwen3Moe",
+        {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 80, "decoder_sparse_step": 2},
+    ),
+    "olmoe": ("Olmoe", {"num_experts": 6, "num_experts_per_tok": 3}),
     "granite": (
         "Granite",
         {

@@ -51,6 +51,7 @@ LITERAL: dict[str, Any] = {
             "decay_start": 0,
             "decay_factor": 1.0,
         },
+        "adapters": [],
     },
     "tokenizer": {"files": ["tokenizer.json"], "vocab_size": 50257},
     "files": {

@@ -44,6 +44,7 @@ SMALL_LLAMA = LlamaConfig(
     head_dim=8,
     max_position_embeddings=64,
 )
+EXPERTS = {"num_experts": 4, "experts_per_token": 2, "expert_size": 24}
 
 
 def read_back(folder: Path, reference: Any) -> Any:
@@ -130,6 +131,9 @@ def test_transformers_reads_a_saved_llama(tmp_path: Path, name: str) -> None:
         ({"qkv_bias": True}, "qwen2"),
         ({"qk_norm": "head"}, "qwen3"),
         ({"norms": "after", "qk_norm": "projection"}, "olmo2"),
+        ({**EXPERTS, "expert_size": 48}, "mixtral"),
+        ({**EXPERTS, "qk_norm": "head", "dense_layers": (0,)}, "qwen3_moe"),
+        ({**EXPERTS, "expert_size": 48, "qk_norm": "projection", "normalizes_experts": False}, "olmoe"),
     ],
 )
 def test_a_model_of_ones_own_is_saved_as_the_first_type_that_fits(

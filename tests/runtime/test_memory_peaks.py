@@ -112,6 +112,22 @@ def measure(bundle: Path, work: str, limit: int = 0) -> tuple[int, int]:
     return counted, taken
 
 
+@pytest.fixture(scope="module")
+def mixture_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a mixture whose experts are narrow, so that most of a step is rows in parts by expert."""
+    from planforge.exporter import export
+
+    from ..helpers.llamas import tiny_llama
+
+    folder = tmp_path_factory.mktemp("mixture")
+    sizes: dict[str, Any] = {"hidden_size": 256, "intermediate_size": 32, "num_hidden_layers": 2}
+    experts = {"num_experts": 16, "num_experts_per_tok": 12}
+    tiny_llama(folder / "checkpoint", "olmoe", max_position_embeddings=256, **sizes, **experts)
+    how: dict[str, Any] = {"precision": ["fp32"], "target": ["cpu"], "verify": False}
+    export(folder / "checkpoint", folder / "bundle", **how)
+    return folder / "bundle"
+
+
 @pytest.mark.parametrize(
     ("bundle", "work"),
     [
@@ -119,8 +135,9 @@ def measure(bundle: Path, work: str, limit: int = 0) -> tuple[int, int]:
         ("demo_bundle", DECODER),
         ("picture_bundle", PICTURES),
         ("wide_recurrent_bundle", RECURRENT),
+        ("mixture_bundle", DECODER),
     ],
-    ids=["encoder", "decoder", "pictures", "recurrent"],
+    ids=["encoder", "decoder", "pictures", "recurrent", "mixture"],
 )
 def test_what_is_counted_bounds_what_is_taken(request: pytest.FixtureRequest, bundle: str, work: str) -> None:
     """With memory patterns, or scores that count once, it would be more."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ....runtime.bundle.artifact import ADAPTERS, RECENT
@@ -63,4 +64,5 @@ def make_decoder(config: GPT2Config | LlamaConfig, choices: TraceOptions, dialec
         windows=config.windows,
         inputs=(chosen,) if choices.has_adapters else (),
     )
-    return make_decoder_recipe(parts, dialect)
+    routes = getattr(config, "num_experts", 0) > 0 and dialect == "ort"
+    return replace(make_decoder_recipe(parts, dialect), computes_sizes=routes)

@@ -59,7 +59,12 @@ def make_encoder_recipes(
     inputs = [name for name in ROLES if name != "token_type_ids" or config.type_vocab_size]
     if graph == QUERIES:
         outputs = [replace(spec, name=f"query_{spec.name}") for spec in outputs]
-    return make_both_dialects(inputs, outputs, axes, 20, wrap_model(module, layers, pooler_output), graph)
+    both = make_both_dialects(inputs, outputs, axes, 20, wrap_model(module, layers, pooler_output), graph)
+    if config.num_experts == 0:
+        return both
+    of_chosen = wrap_model(module, layers, pooler_output, False)  # on a CPU the chosen experts alone
+    ort = replace(both[f"{graph}.ort"], module=of_chosen, computes_sizes=True)
+    return both | index_recipes([ort])
 
 
 def list_axes(config: EncoderConfig, choices: TraceOptions) -> Axes:

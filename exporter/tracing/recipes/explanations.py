@@ -80,6 +80,11 @@ def make_explanations(task: str, config: Any, choices: TraceOptions) -> dict[str
 
 
 def explain_decoder(config: Any, tokens: Axis) -> Iterable[Recipe]:
+    if getattr(config, "num_experts", 0):  # each token has neurons of experts of its own
+        raise InputError(
+            f"output {EXPLAIN!r} is not for mixtures of experts; leave it out: occlusion explains them"
+            " without graphs of its own"
+        )
     sizes = StackSizes(
         config.cache_sizes[0],
         config.num_attention_heads,

@@ -46,6 +46,7 @@ class Recipe:
     aliases: Mapping[str, str] = field(default_factory=dict)  # output name -> input at its address
     constraints: tuple[str, ...] = ()  # what axes must fulfil, such as "total = past + tokens"
     window: int | None = None  # see `Artifact`
+    computes_sizes: bool = False  # see `Artifact`
     # of a graph that explains: returns what computes the same of a model in PyTorch
     reference: Callable[[Any], Callable[..., Any]] | None = None
 
