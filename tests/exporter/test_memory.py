@@ -6,6 +6,7 @@ import mmap
 import re
 import shutil
 import sys
+import threading
 import weakref
 from pathlib import Path
 from typing import Any
@@ -285,3 +286,26 @@ def test_pages_are_given_back_only_while_their_owner_is_held(
     assert found is not None
     assert int(found[1]) == 0
     assert int(tensor.sum()) == 2**22 * ord("w")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells what is mapped")
+def test_other_threads_can_build_tuples_meanwhile() -> None:
+    """Python refuses to finish a tuple that somebody else holds; what looks at all objects holds it."""
+    many = [[number] for number in range(100_000)]  # so that looking at all takes a while
+    ended = threading.Event()
+    errors: list[SystemError] = []
+
+    def build() -> None:
+        while not (ended.is_set() or errors):
+            try:
+                tuple(number for number in range(2000))
+            except SystemError as error:
+                errors.append(error)
+
+    thread = threading.Thread(target=build)
+    thread.start()
+    for _ in range(20):
+        give_back_mapped_pages()
+    ended.set()
+    thread.join()
+    assert len(many) == 100_000 and not errors
