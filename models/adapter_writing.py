@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from .adapter_merge import Merge
 from .adapter_tables import FILE, NAMES
-from .adapters import Adapter, ModuleChange
+from .adapters import Adapter, ModuleChange, find_other_kind
 from .checkpoint import describe, empty_model
 from .derived_folder import link_files
 from .experts import Experts
@@ -108,17 +108,6 @@ def refuse_whole_changes(name: str, merge: Merge) -> None:
     if merge.tensors:
         whole = min(merge.tensors)
         raise ValueError(f"the adapter {name} has its own {whole}, which no table holds; {MERGE}")
-
-
-def find_other_kind(change: ModuleChange) -> str:
-    """Return by what a change goes beyond a product of A and B; "" where it does not."""
-    if change.factors is not None:
-        return "IA3"
-    if change.lengths is not None:
-        return "DoRA"
-    if change.is_embedding:
-        return "LoRA of an embedding"
-    return "" if change.bias is None else "a bias"
 
 
 def make_table(changes: Sequence[Mapping[int, ModuleChange]], numbers: Tensor) -> tuple[Tensor, Tensor]:

@@ -219,3 +219,14 @@ def change_bias(bias: Tensor | None, change: ModuleChange) -> Tensor | None:
     if change.bias is not None:
         return change.bias if bias is None else bias.to(torch.float32) + change.bias
     return None
+
+
+def find_other_kind(change: ModuleChange) -> str:
+    """Return by what a change goes beyond a product of A and B; "" where it does not."""
+    if change.factors is not None:
+        return "IA3"
+    if change.lengths is not None:
+        return "DoRA"
+    if change.is_embedding:
+        return "LoRA of an embedding"
+    return "" if change.bias is None else "a bias"

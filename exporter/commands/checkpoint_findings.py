@@ -73,6 +73,26 @@ def inspect_gguf(path: Path) -> Inspection:
     return Inspection({**value, "reason": reason}, [(f"{path}: a file of llama.cpp", ("", ""), rows)])
 
 
+def inspect_adapter(folder: Path) -> Inspection:
+    """Say what an adapter changes, and how it is exported with its base model."""
+    from ...models.adapters import find_other_kind, read_adapter
+
+    with raise_checkpoint_errors():
+        adapter = read_adapter(folder)
+    base = str(adapter.settings.get("base_model_name_or_path") or "")
+    ranks = sorted({len(change.a) for change in adapter.changes.values() if change.a is not None})
+    kinds = sorted({find_other_kind(change) or "LoRA" for change in adapter.changes.values()})
+    stays = kinds == ["LoRA"] and not adapter.tensors
+    changes = f"{len(adapter.changes)} modules by {', '.join(kinds)}"
+    changes += f", of rank {', '.join(map(str, ranks))}" if ranks else ""
+    changes += f"; {len(adapter.tensors)} whole weights" if adapter.tensors else ""
+    export = "planforge export BASE --adapter FOLDER merges it"
+    export += "; --adapter NAME=FOLDER keeps it beside a decoder" if stays else ""
+    value = {"base": base, "kinds": kinds, "ranks": ranks, "modules": len(adapter.changes), "stays": stays}
+    rows = [("base model", base or "not named"), ("changes", changes), ("export", export)]
+    return Inspection(value, [(f"{folder}: an adapter of peft", ("", ""), rows)])
+
+
 NATIVELY = "natively"
 TRACED = "traced from transformers"
 REFUSED = "refused"

@@ -29,17 +29,18 @@ from ...runtime.text.batching import TOKEN_BUDGET
 from ..checkpoints.source import suggest_export
 from ..errors import ExporterError, shorten_error
 from ..task_traits import TRAITS
-from .checkpoint_findings import inspect_checkpoint, inspect_gguf
+from .checkpoint_findings import inspect_adapter, inspect_checkpoint, inspect_gguf
 from .evidence_tables import make_short_rows
 from .findings import Inspection, Section, make_file_section
 from .kernel_count import count_kernels, describe_kernels
 from .search_folders import inspect_index, inspect_store
 
 INSPECTED = (
-    "a bundle (the folder that `planforge export` wrote), a checkpoint, a .gguf file, a store of vectors,"
-    " an index of texts, an .onnx file or a .plan file"
+    "a bundle (the folder that `planforge export` wrote), a checkpoint, an adapter, a .gguf file, a store of"
+    " vectors, an index of texts, an .onnx file or a .plan file"
 )
 CONFIG = "config.json"  # of a checkpoint
+ADAPTER = "adapter_config.json"  # of what peft wrote
 NOT_RUN = "not run"  # what can be said of a plan without its GPU: everything here only reads
 
 # Tensors that each layer has two of, by what their roles begin with.
@@ -59,6 +60,7 @@ def inspect(path: str | Path) -> Inspection:
         kinds = {FILE_NAME: inspect_bundle, STORE.file: inspect_store, INDEX.file: inspect_index}
         if not any(path.glob("*.onnx")):  # which are to be imported
             kinds[CONFIG] = inspect_checkpoint
+            kinds[ADAPTER] = inspect_adapter
         found = (kind for name, kind in kinds.items() if (path / name).is_file())
         return next(found, inspect_bundle)(path)
     refuse_missing(path)

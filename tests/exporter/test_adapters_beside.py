@@ -286,6 +286,10 @@ def test_the_command_keeps_adapters_and_verify_finds_them_again(tmp_path: Path) 
     assert shown.returncode == 0, shown.stderr
     again = suggest_export_again(Bundle.open(made.bundle))
     assert f" --adapter red={made.adapters['red']} " in again and "export " in again
+    tested = planforge("selftest", made.bundle)
+    assert tested.returncode == 0 and "texts to texts" in tested.stdout, tested.stdout
+    found = planforge("inspect", made.adapters["red"]).stdout
+    assert "4 modules by LoRA, of rank 4" in found and "--adapter NAME=FOLDER keeps it beside" in found
     assert "red, green, blue: a request names one, or none" in planforge("inspect", made.bundle).stdout
     assert verify(made.bundle, level="quick", source=made.base).passed
     edit_json(made.adapters["red"] / "adapter_config.json", lora_alpha=3)

@@ -6,7 +6,7 @@ Golden data has ids. The texts are those that read as these ids, which golden te
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from ...bundle.artifact import Artifact
 from ...bundle.defaults import GenerationDefaults
@@ -48,7 +48,7 @@ class Generates(Protocol):
     def tokenizer(self) -> Tokenizer: ...
     @property
     def defaults(self) -> GenerationDefaults: ...
-    def generate(self, prompt: str, /, *, max_new_tokens: int) -> GeneratedText: ...
+    def generate(self, prompt: str, /, *, max_new_tokens: int, **options: Any) -> GeneratedText: ...
 
 
 def compare_generator(
@@ -61,7 +61,9 @@ def compare_generator(
     for sample in list_samples(from_arrays(arrays)):
         text = find_text(manifest, model.tokenizer, sample.prompt)
         if text and len(sample) <= room and len(faults) < MOST:
-            answer = model.generate(text, max_new_tokens=len(sample.continuation))
+            names = model.defaults.adapters
+            options = {"adapter": names[sample.adapter - 1]} if sample.adapter else {}
+            answer = model.generate(text, max_new_tokens=len(sample.continuation), **options)
             want = cut_at_end(sample.continuation, model.defaults.eos)
             fault = compare_tokens(answer.token_ids, want, sample, model.tokenizer, allowed)
             faults.append(fault or compare_text(answer.text, answer.token_ids, want, model.tokenizer))

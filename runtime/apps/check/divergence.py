@@ -25,6 +25,7 @@ class Sample:
     steps: tuple[int, ...]  # whose logits are known; step 0 follows the prompt, step i the i-th new token
     logits: Logits  # (len(steps), V) PyTorch's, computed at once and without a cache
     source: tuple[int, ...] = ()  # what a translator's encoder reads
+    adapter: int = 0  # the slot of the one that continues it
 
     def __len__(self) -> int:
         return len(self.prompt) + len(self.continuation)
@@ -55,7 +56,15 @@ def read_sample(case_set: CaseSet, row: Row) -> Sample:
     logits = case_set.answers["logits"][row.text]
     margins = case_set.answers["margin"][row.text].values
     steps = tuple(int(position) - length + 1 for position in logits.positions)
-    return Sample(tokens[:length], tokens[length:], tuple(map(float, margins)), steps, logits.values, source)
+    return Sample(
+        tokens[:length],
+        tokens[length:],
+        tuple(map(float, margins)),
+        steps,
+        logits.values,
+        source,
+        text.adapter,
+    )
 
 
 class Decodes(Protocol):
