@@ -75,13 +75,14 @@ def compare_answers(task: Task, case_set: CaseSet, rounded: CaseSet, ends: Seque
 
 def list_seen(case_set: CaseSet, rounded: CaseSet, measure: Measure) -> list[Seen]:
     """Return the rounded answers that a measure applies to: not to texts that only support other cases."""
-    kinds: dict[int, set[str]] = {}
+    measures: dict[int, set[tuple[str, str]]] = {}
     for case in case_set.cases:
         for row in case.rows:
-            kinds.setdefault(row.text, set()).update(each.kind for each in case.measures)
+            measures.setdefault(row.text, set()).update((each.kind, each.prefix) for each in case.measures)
+    wanted = (measure.kind, measure.prefix)
     seen = []
     for text in case_set.answers.get(measure.outputs[0], {}):
-        if measure.kind in kinds.get(text, {measure.kind}):
+        if wanted in measures.get(text, {wanted}):
             known = list_wanted(rounded, text)
             seen.append(Seen(text, {output: known[output] for output in measure.outputs if output in known}))
     return seen
