@@ -135,7 +135,8 @@ def refuse_adapter(folder: Path) -> None:
     name = PEFT_CLASSES.get(str(settings.get("task_type")), "AutoPeftModel")
     merged = f"{folder.name}-merged"
     raise ValueError(
-        f"{folder} holds an adapter ({path.name}, of {base}), which is not exported by itself. Merge it with"
+        f"{folder} holds an adapter ({path.name}, of {base}), which is not exported by itself:"
+        f" planforge export BASE --adapter {folder} merges it into its base model. Or merge it with"
         f' peft: python -c "from peft import {name} as M;'
         f" M.from_pretrained('{folder}').merge_and_unload().save_pretrained('{merged}')\"; copy the"
         f" tokenizer's files there, and export {merged}. To export the whole model next to it instead, move"

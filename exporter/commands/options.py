@@ -153,6 +153,8 @@ def parse_adapters(texts: Sequence[str] | None) -> str | dict[str, str] | None:
                 f"--adapter {text!r}: one adapter is merged; several are kept beside the model, each as"
                 " NAME=FOLDER"
             )
+        if not folder:
+            raise InputError(f"--adapter {text!r} has no folder behind '='; give NAME=FOLDER")
         if name in found:
             raise InputError(f"--adapter {text!r}: {name} is given already; give it once")
         found[name] = folder

@@ -137,11 +137,13 @@ def find_adapter(name: str | None, adapters: Sequence[str]) -> int:
     """Return the slot of an adapter of a bundle, 0 for None; refuse one that it has not."""
     if name is None:
         return 0
+    if not isinstance(name, str):
+        raise InputError(f"adapter={name!r:.80} must be one name: requests choose theirs", option="adapter")
     if name not in adapters:
         known = (
             f"the bundle has {', '.join(adapters)}" if adapters else "the bundle has none beside its model"
         )
-        hint = did_you_mean(str(name), adapters)
+        hint = did_you_mean(name, adapters)
         raise InputError(f"there is no adapter {name!r:.80}; {known}{hint}", option="adapter")
     return 1 + adapters.index(name)
 

@@ -14,6 +14,7 @@ from typing import Any, NoReturn, TypeAlias
 
 from ...errors import InputError
 from ...model import Model
+from ...suggest import did_you_mean
 from ...tasks import refuse_others
 from .answers import ModelEntry, State
 from .errors import ApiError
@@ -192,7 +193,10 @@ class Registry:
     def _refuse_unknown(self, name: str) -> NoReturn:
         known = ", ".join(map(repr, self.list_names()))
         raise ApiError(
-            404, f"there is no model {name!r:.200}; there are: {known}", param="model", code="model_not_found"
+            404,
+            f"there is no model {name!r:.200}; there are: {known}{did_you_mean(name, self.list_names())}",
+            param="model",
+            code="model_not_found",
         )
 
     def _find_only(self, capability: str) -> ServedModel:
