@@ -106,7 +106,8 @@ def make_documents(count: int) -> list[str]:
 
 def make_bundle(kind: str, work: Path) -> tuple[Path, Path]:
     """Return a kind's folder and bundle, which are made where they are not there."""
-    folder, bundle = work / kind, work / f"{kind}-bundle"
+    folder = work / kind
+    bundle = work / f"{kind}-bundle"
     if not folder.exists():
         torch.manual_seed(0)
         MAKERS[kind](work / f"{kind}-body").save_pretrained(str(folder))

@@ -59,7 +59,7 @@ Loss = Callable[[Pairs, float], Tensor]  # of a batch, where a part of the train
 
 
 class Recipe(NamedTuple):
-    """How a kind is made, trained and judged; nothing is trained without a loss."""
+    """Says how a kind is made, trained and judged; nothing is trained without a loss."""
 
     make: Callable[[Path], Any]
     make_loss: Callable[[Any, Corpus], Loss] | None

@@ -40,7 +40,7 @@ class AdapterChoice:
 
 
 class AdapterTable(nn.Module):
-    """What all adapters add to one linear layer; the first r rows are zero, for rows without an adapter.
+    """The products that adapters add to one linear layer; the first r rows are zero, for rows without one.
 
     Rows are looked up one by one, so that an engine copies them with several threads.
     """

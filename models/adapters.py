@@ -31,16 +31,15 @@ PART = re.compile(
 WRAPPED = re.compile(r"\.(base_layer|modules_to_save(\.default)?)(?=\.)")
 # Settings of peft 0.21 that this reads, or that change no number of a finished adapter.
 READ = {
-    *("peft_type", "task_type", "r", "lora_alpha", "use_rslora", "use_dora", "rank_pattern", "alpha_pattern"),
-    *("fan_in_fan_out", "bias", "lora_bias", "modules_to_save", "feedforward_modules"),
-    *("ensure_weight_tying",),
-}
+    "peft_type", "task_type", "r", "lora_alpha", "use_rslora", "use_dora", "rank_pattern", "alpha_pattern",
+    "fan_in_fan_out", "bias", "lora_bias", "modules_to_save", "feedforward_modules", "ensure_weight_tying",
+}  # fmt: skip
 NO_MATTER = {
-    *("auto_mapping", "peft_version", "base_model_name_or_path", "revision", "inference_mode"),
-    *("target_modules", "exclude_modules", "layers_to_transform", "layers_pattern", "lora_dropout"),
-    *("init_lora_weights", "init_ia3_weights", "loftq_config", "eva_config", "corda_config"),
-    *("lora_ga_config", "runtime_config", "megatron_core", "qalora_group_size"),
-}
+    "auto_mapping", "peft_version", "base_model_name_or_path", "revision", "inference_mode",
+    "target_modules", "exclude_modules", "layers_to_transform", "layers_pattern", "lora_dropout",
+    "init_lora_weights", "init_ia3_weights", "loftq_config", "eva_config", "corda_config",
+    "lora_ga_config", "runtime_config", "megatron_core", "qalora_group_size",
+}  # fmt: skip
 KINDS = ("LORA", "IA3")
 TRANSPOSED_TYPES = ("gpt2", "openai-gpt")  # whose linear layers are Conv1D
 WAY_OUT = "merge it with peft: model.merge_and_unload().save_pretrained(FOLDER), and export that folder"
@@ -48,7 +47,7 @@ WAY_OUT = "merge it with peft: model.merge_and_unload().save_pretrained(FOLDER),
 
 @dataclass(frozen=True)
 class ModuleChange:
-    """What an adapter changes in one module's weight, and its bias.
+    """The change that an adapter makes to one module's weight, and to its bias.
 
     Attributes:
         a: (r, I), or of an embedding (r, V).

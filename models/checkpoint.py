@@ -80,7 +80,8 @@ def describe_sentences(modules: SentenceModules) -> Description:
     query = describe_sentences(modules.query)
     documents: Any = found.config
     queries: Any = query.config
-    own, other = documents.list_vectors(), queries.list_vectors()
+    own = documents.list_vectors()
+    other = queries.list_vectors()
     if own != other and not {*own, *other} <= {"sparse_embedding", "token_weights"}:
         raise ValueError(f"{modules.query.transformer} gives queries {other}, and documents have {own}")
     return replace(found, config=replace(documents, query=queries), query=query)

@@ -23,7 +23,7 @@ OLDER = {"quantize_config.json": "gptq", "quant_config.json": "awq"}  # files of
 
 @dataclass
 class Dequantized:
-    """What `write_dequantized` found.
+    """A summary of what `write_dequantized` found.
 
     Attributes:
         method: by its name.

@@ -16,9 +16,9 @@ from .folder import INDEX, weight_files
 SHARD_BYTES = 2**31  # tensors are collected up to so many bytes, and written
 TOKENIZER_FILES = ("tokenizer.json", "vocab.json", "vocab.txt")  # one of which a tokenizer has
 TOKENIZER_MORE = (
-    *("merges.txt", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),
-    *("chat_template.jinja",),
-)
+    "merges.txt", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
+    "chat_template.jinja",
+)  # fmt: skip
 
 
 def link_files(folder: Path, out: Path) -> None:

@@ -38,7 +38,8 @@ CONSONANTS = (
 # fmt: on
 SOUNDS = sorted([*(vowel + stress for vowel in VOWELS for stress in "012"), *CONSONANTS, "UW"])
 PHONEMES = ["<pad>", "<unk>", "<s>", "</s>", *SOUNDS]
-START, END = 2, 3  # of the phonemes
+START = PHONEMES.index("<s>")
+END = PHONEMES.index("</s>")
 NAMES = tuple(
     [f"{side}_{name}" for side in ("enc", "dec") for name in ("emb", "w_ih", "w_hh", "b_ih", "b_hh")]
     + ["fc_w", "fc_b"]

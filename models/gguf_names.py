@@ -158,7 +158,8 @@ def compute_llama3_factors(count: int, parameters: Mapping[str, Any]) -> Any:
     frequencies = parameters["rope_theta"] ** (-np.arange(count) / count)
     waves = 2 * np.pi / frequencies
     factor = parameters["factor"]
-    low, high = parameters["low_freq_factor"], parameters["high_freq_factor"]
+    low = parameters["low_freq_factor"]
+    high = parameters["high_freq_factor"]
     original = parameters["original_max_position_embeddings"]
     smooth = np.clip((original / waves - low) / (high - low), 0, 1)
     return np.where(waves < original / high, 1.0, 1 / ((1 - smooth) / factor + smooth))

@@ -9,7 +9,9 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalize
 
 from .gguf_file import GgufFile
 
-UNKNOWN, CONTROL, USER_DEFINED = 2, 3, 4  # kinds of tokens
+UNKNOWN = 2  # kinds of tokens
+CONTROL = 3
+USER_DEFINED = 4
 SPACE = "▁"
 # How texts are cut into words, by `tokenizer.ggml.pre`.
 GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"

@@ -48,7 +48,7 @@ class Expansion:
 
 @dataclass(frozen=True)
 class RoleSettings:
-    """What differs between queries and documents.
+    """The settings that differ between queries and documents.
 
     Attributes:
         query_length, document_length: tokens after which each is cut; None for the model's context.
@@ -76,7 +76,9 @@ def read_expansion(value: Any, path: Path) -> Expansion | None:
         raise ValueError(
             f"{path}: query_expansion={value!r:.80} must have strategy, attend, token and length"
         )
-    strategy, attend, token = value.get("strategy"), value.get("attend", False), value.get("token")
+    strategy = value.get("strategy")
+    attend = value.get("attend", False)
+    token = value.get("token")
     if strategy not in STRATEGIES or not isinstance(attend, bool) or not isinstance(token, str | None):
         raise ValueError(
             f"{path}: query_expansion={value!r:.80} needs a strategy of {', '.join(STRATEGIES)}, attend of"

@@ -46,9 +46,11 @@ def read_roles(
             )
         length = min(roles.expansion.length, max_length)
         expansion = Expansion(length, token, roles.expansion.cut, roles.expansion.attend)
-    skipped, skipped_of = find_skipped(roles.skipped, tokenizer), roles.skipped_of
+    skipped = find_skipped(roles.skipped, tokenizer)
+    skipped_of = roles.skipped_of
     if "token_vectors" in modules.extra_heads:  # BGE-M3 has no vector of the first token
-        skipped, skipped_of = (tokens["cls"],), INPUT_TYPES
+        skipped = (tokens["cls"],)
+        skipped_of = INPUT_TYPES
     return RoleDefaults(
         similarity=similarity,
         query_length=roles.query_length,

@@ -170,14 +170,12 @@ def merge_into(source: Source, adapter: str | Path) -> Source:
     from ...models.adapters import read_adapter
 
     place = find_adapter(adapter)
-    with raise_checkpoint_errors():
-        found = read_adapter(place)
-        folder = Path(mkdtemp(prefix="planforge-merged-"))
-        origin = source.origin or source.folder
-        merged = replace(source, folder=folder, origin=origin, base=source, adapter=place, kept_bits=0)
-        weakref.finalize(merged, shutil.rmtree, folder, ignore_errors=True)
-        merge_adapter(source.folder, found, folder)
-    return merged
+
+    def write(out: Path) -> dict[str, Any]:
+        merge_adapter(source.folder, read_adapter(place), out)
+        return {"origin": source.origin or source.folder, "base": source, "adapter": place, "kept_bits": 0}
+
+    return make_from(source, "merged", write)
 
 
 def keep_beside(source: Source, adapters: Mapping[str, str | Path]) -> Source:
@@ -192,14 +190,30 @@ def keep_beside(source: Source, adapters: Mapping[str, str | Path]) -> Source:
                 " longer than 64"
             )
     places = {name: find_adapter(folder) for name, folder in adapters.items()}
-    with raise_checkpoint_errors():
+
+    def write(out: Path) -> dict[str, Any]:
         found = {name: read_adapter(place) for name, place in places.items()}
-        folder = Path(mkdtemp(prefix="planforge-adapters-"))
-        origin = source.origin or source.folder
-        kept = replace(source, folder=folder, origin=origin, base=source, adapters=places)
-        weakref.finalize(kept, shutil.rmtree, folder, ignore_errors=True)
-        write_adapter_tables(source.folder, found, folder)
-    return kept
+        write_adapter_tables(source.folder, found, out)
+        return {"origin": source.origin or source.folder, "base": source, "adapters": places}
+
+    return make_from(source, "adapters", write)
+
+
+def make_from(source: Source, kind: str, write: Callable[[Path], dict[str, Any]]) -> Source:
+    """Return a checkpoint that is made of another one, in a folder that is removed with it.
+
+    `write` fills the folder, and returns the fields that differ; where it fails, nothing is left.
+    """
+    folder = Path(mkdtemp(prefix=f"planforge-{kind}-"))
+    try:
+        with raise_checkpoint_errors():
+            changes = write(folder)
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+    made = replace(source, folder=folder, **changes)
+    weakref.finalize(made, shutil.rmtree, folder, ignore_errors=True)
+    return made
 
 
 def find_adapter(folder: str | Path) -> Path:
@@ -352,23 +366,13 @@ def read_gguf(argument: str) -> Source:
 
 def make_floats(source: Source, origin: Path, write: Callable[[Path, Path], Dequantized]) -> Source:
     """Return a checkpoint in a folder of its own, to which `write` writes what `origin` stands for."""
-    folder = Path(mkdtemp(prefix="planforge-dequantized-"))
-    try:
-        with raise_checkpoint_errors():
-            found = write(origin, folder)
-    except BaseException:
-        shutil.rmtree(folder, ignore_errors=True)
-        raise
-    made = replace(
-        source,
-        folder=folder,
-        origin=origin,
-        quantized_by=found.method,
-        kept_bits=found.kept_bits,
-        note=found.describe(),
-    )
-    weakref.finalize(made, shutil.rmtree, folder, ignore_errors=True)
-    return made
+
+    def fill(out: Path) -> dict[str, Any]:
+        found = write(origin, out)
+        told = {"quantized_by": found.method, "kept_bits": found.kept_bits, "note": found.describe()}
+        return {"origin": origin, **told}
+
+    return make_from(source, "dequantized", fill)
 
 
 def read_vectors(argument: str) -> Source:
@@ -378,13 +382,13 @@ def read_vectors(argument: str) -> Source:
     from ...models.word_vectors import save_word_vectors
 
     file = Path(argument).expanduser()
-    with raise_checkpoint_errors():
+
+    def write(out: Path) -> dict[str, Any]:
         refuse_file(file)
-        words, vectors = read_vector_file(file)
-    source = Source("folder", argument, Path(mkdtemp(prefix="planforge-words-")), origin=file)
-    weakref.finalize(source, shutil.rmtree, source.folder, ignore_errors=True)
-    save_word_vectors(source.folder, words, vectors)
-    return source
+        save_word_vectors(out, *read_vector_file(file))
+        return {"origin": file}
+
+    return make_from(Source("folder", argument, file), "words", write)
 
 
 def download(hub_id: str, revision: str | None) -> Path:

@@ -56,12 +56,14 @@ def inspect_gguf(path: Path) -> Inspection:
     with raise_checkpoint_errors():
         file = read_gguf(path)
     types = Counter(tensor.type for tensor in file.tensors.values())
-    how, reason = NATIVELY, "weights quantized by llama.cpp are read first"
+    how = NATIVELY
+    reason = "weights quantized by llama.cpp are read first"
     try:
         read_config(file)
         make_tokenizer(file)
     except (ValueError, TypeError, IndexError, KeyError) as error:
-        how, reason = REFUSED, str(error)
+        how = REFUSED
+        reason = str(error)
     size = path.stat().st_size
     value = {"architecture": file.architecture, "types": dict(types), "bytes": size, "export": how}
     listed = ", ".join(f"{count} tensors of {name}" for name, count in types.most_common())

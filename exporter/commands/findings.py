@@ -33,7 +33,7 @@ class Inspection:
 
 
 class Sized(Protocol):
-    """What lists a file's size."""
+    """An entry that lists a file's size."""
 
     @property
     def bytes(self) -> int: ...

@@ -11,6 +11,7 @@ import inspect
 import json
 import sys
 import traceback
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -39,16 +40,16 @@ STATES_AND_LOGITS = ("last_hidden_state", "logits", "start_logits", "end_logits"
 POOLER = "pooler"  # of the names of weights that no output of an encoder needs
 
 
-class Graph(nn.Module):
-    """What one graph computes by a model of transformers, with arguments and results in dictionaries."""
+class Graph(nn.Module, ABC):
+    """A part of a model of transformers that becomes one graph; arguments and results are dictionaries."""
 
     def __init__(self, model: Any) -> None:
         super().__init__()
         self.model = model
 
+    @abstractmethod
     def make_example(self) -> tuple[dict[str, Any], Shapes]:
         """Return arguments to trace `forward` with, and which of their axes are free."""
-        raise NotImplementedError
 
 
 class Encoder(Graph):

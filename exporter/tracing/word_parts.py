@@ -11,7 +11,7 @@ from ...models import WordVectors
 
 
 class Words(nn.Module):
-    """What is asked of words."""
+    """The nearest words to others, as one graph finds them."""
 
     def __init__(self, model: WordVectors) -> None:
         super().__init__()
