@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from planforge.exporter.exporting import choose_exporter
+from planforge.exporter.export_source import choose_exporter
 from planforge.models import llama_families
 from planforge.models.checkpoint import describe, load_model
 from planforge.models.families import FAMILIES, make_llama
