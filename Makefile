@@ -101,7 +101,7 @@ fuzz: .venv/.ready-dev ## damaged files, killed commands, full disks, work at fu
 	$(BIN)/python -m tests.faults --record build/faults.json
 
 # Where rounding decides; that sums of 8-bit products saturate is looked at first.
-AVX2_TESTS := tests/exporter/tasks/test_any_order.py
+AVX2_TESTS := tests/exporter/tasks/test_any_order.py tests/exporter/passes/test_int8_rows.py
 .PHONY: avx2
 avx2: .venv/.ready-dev ## what depends on the processor, as on one with AVX2 alone (Linux, x86-64; gcc, objdump); docs/evidence.md
 	$(BIN)/python -m tests.avx2 $(BIN)/pytest -q $(AVX2_TESTS)

@@ -44,6 +44,7 @@ class NumberFormat:
         float_type: the type of a code that is no integer, by the name of ml_dtypes.
         uses_gptq: whether its codes are so few that GPTQ is worth its time.
         shares_unit: whether scales are fp8 numbers times a power of two, the unit of all scales of a weight.
+        pair_top: the most that the codes of columns 0 and 1, 2 and 3, ... of a row may add up to.
     """
 
     name: str
@@ -58,6 +59,7 @@ class NumberFormat:
     float_type: str = ""
     uses_gptq: bool = False
     shares_unit: bool = False
+    pair_top: int | None = None
 
     @property
     def dtype(self) -> np.dtype[Any]:
@@ -86,6 +88,30 @@ class NumberFormat:
             return np.rint(out, out=out)
         out[...] = out.astype(self.dtype)
         return out
+
+    def find_row_scales(self, weight: Array) -> Array:
+        """Return the scale (N, 1) by which no code of a row (N, K) exceeds the format."""
+        reach = np.maximum(np.abs(weight).max(axis=1, keepdims=True), 1e-12) / self.top
+        if self.pair_top is not None:
+            reach = np.maximum(reach, sum_pairs(weight).max(axis=1, keepdims=True) / self.pair_top)
+        return self.round_scales(np.asarray(reach, np.float32))
+
+    def round_pairs(self, x: Array) -> Codes:
+        """Return the nearest codes of rows (N, K) in units of their scales; those of a pair fit together."""
+        codes = self.round(x)
+        if self.pair_top is not None:
+            end = x.shape[1] // 2 * 2
+            codes[:, 1:end:2] = self.round_beside(x[:, 1:end:2], codes[:, 0:end:2])
+        return codes
+
+    def round_beside(self, x: Array, others: Codes) -> Codes:
+        """Return the nearest codes that leave room for the codes of the other columns of their pairs."""
+        if self.pair_top is None:
+            return self.round(x)
+        room = self.pair_top - np.abs(others.astype(np.float32))
+        low = np.where(others < 0, -room, self.low)
+        high = np.where(others > 0, room, self.top)
+        return self.round(np.clip(x, low, high))
 
     def measure_gaps(self, x: Array) -> Array:
         """Return the distance of the two codes that enclose each value, in units of its scale."""
@@ -125,6 +151,14 @@ class NumberFormat:
         return find_unit(scale) * SMALLEST_FP8 if self.shares_unit else SMALLEST_HALF
 
 
+def sum_pairs(weight: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Return |a + b| (N, K / 2) of each pair of columns (N, K) whose signs are equal, else 0."""
+    end = weight.shape[1] // 2 * 2
+    first = weight[:, 0:end:2]
+    second = weight[:, 1:end:2]
+    return np.abs(first + second) * ((first < 0) == (second < 0))
+
+
 def find_unit(scale: Array) -> float:
     """Return the least power of two by which a weight's scales, divided, are within fp8's range."""
     _, exponent = np.frexp(np.float64(scale.max()) / FP8_MAX * (1 - 2.0**-30))  # of 448 itself it is 1
@@ -146,6 +180,8 @@ FP4_CLIPS = (1.5, 1.25, 1.0, 0.9, 0.8)
 
 INT8 = NumberFormat("int8", 3, 13, 8, -127, 127, CPU_SIZES)
 INT4 = NumberFormat("int4", 22, 21, 4, -8, 7, CPU_SIZES, INT4_CLIPS, uses_gptq=True)
+# Processors without VNNI add two products of uint8 and int8 in 16 bits: 255 * 128 fits, 255 * 129 does not.
+ROW_INT8 = replace(INT8, pair_top=128)
 PLAN_INT8 = replace(INT8, block_sizes=(0,), scale_digits=FP16_DIGITS)
 PLAN_INT4 = replace(INT4, block_sizes=(128, 64, 32), scale_digits=FP16_DIGITS)
 FP8 = NumberFormat(

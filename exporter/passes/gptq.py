@@ -19,7 +19,10 @@ if TYPE_CHECKING:
 Array = npt.NDArray[np.float32]
 
 PIECE_NUMBERS = 2**18  # of a weight that are rounded at a time: as many as stay in the processor's cache
-DAMPING = 0.01  # of the mean of the diagonal of x^T x, added to it
+# Of the mean of the diagonal of x^T x, added to it. With 0.01, as published, weights fit the calibration's
+# texts more closely than others: int8 of all-MiniLM-L6-v2 loses 1.02e-3 of a cosine on the Bible instead of
+# 0.87e-3, int4 of gpt2-demo and llama-demo 6 % more nats.
+DAMPING = 0.1
 STRIP = 512  # columns of x^T x that are computed at a time
 # A row's error reaches those of its group first, then those of its block, then all others: products of few
 # rows are slow, and many rows do not fit the processor's cache.
@@ -40,7 +43,7 @@ def round_weight(
     codes = np.empty(weight.shape, format.dtype)
     for rows in cut_rows(weight.shape, PIECE_NUMBERS):
         blocks = np.ascontiguousarray(weight[rows], np.float32).reshape(*scale[rows].shape, -1)
-        codes[rows] = format.round(blocks / scale[rows][..., None]).reshape(codes[rows].shape)
+        codes[rows] = format.round_pairs((blocks / scale[rows][..., None]).reshape(codes[rows].shape))
     return QuantizedWeight(codes, scale, format)
 
 
@@ -87,7 +90,7 @@ def round_with_gptq(weight: Array, scale: Array, format: NumberFormat, x: Array)
     weight = weight[order]
     scale = scale[order // (K // len(scale))]
     errors = np.empty((K, N), np.float32)
-    rounded = np.empty((K, N), format.dtype)
+    rounded = np.zeros((K + K % 2, N), format.dtype)  # a row leaves room to all that are not rounded yet
     for end in range(K, 0, -BLOCK):
         begin = max(0, end - BLOCK)
         shifts = factor[end:, begin:end].T @ torch.from_numpy(errors[end:])  # of a block's rows
@@ -99,7 +102,7 @@ def round_with_gptq(weight: Array, scale: Array, format: NumberFormat, x: Array)
                 later = slice(row + 1, last)
                 shift = np.einsum("k,kn->n", factor[later, row].numpy(), errors[later])
                 shift += group[row - first].numpy()
-                q = format.round((weight[row] + shift) / scale[row])
+                q = format.round_beside((weight[row] + shift) / scale[row], rounded[order[row] ^ 1])
                 errors[row] = weight[row] - q.astype(np.float32) * scale[row]
                 rounded[order[row]] = q
-    return rounded
+    return rounded[:K]

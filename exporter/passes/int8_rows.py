@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
-from ..number_formats import FP8, INT8, PLAN_INT8, NumberFormat
+from ..number_formats import FP8, PLAN_INT8, ROW_INT8, NumberFormat
 from .gptq import round_weight
 from .neighbours import find_below
 from .quantized_weight import QuantizedWeight
@@ -171,7 +171,7 @@ def choose_product(x: Array, weight: Array, worth: float = CONSTANT_WORTH) -> Ro
         # GPTQ roughly halves the weights' error: half the error of the nearest stands in for it.
         scaled = weight * s[:, None]
         scale = compute_column_scales(scaled)
-        nearly = (scaled + INT8.round(scaled / scale) * scale) / 2
+        nearly = (scaled + ROW_INT8.round(scaled / scale) * scale) / 2
         rounded = find_rule(fit / s).round_rows(held / s)
         return float(np.square(rounded @ nearly - exact).sum()) / largest
 
@@ -196,7 +196,7 @@ def round_product(
     weight: Array, smoothing: Array | None, rule: RowRule | StaticRule, rows: Array | None = None
 ) -> RowProduct:
     """Return the form of `weight` (K, N) in codes, with GPTQ where smoothed rows (M, K) are given."""
-    format = ROW_FORMATS[rule.format] if isinstance(rule, StaticRule) else INT8
+    format = ROW_FORMATS[rule.format] if isinstance(rule, StaticRule) else ROW_INT8
     scaled = weight if smoothing is None else weight * smoothing[:, None]
     scale = compute_column_scales(scaled, format)[:, None]
     return RowProduct(smoothing, rule, round_weight(scaled.T, scale, format, rows))
@@ -217,10 +217,9 @@ def compute_smoothing(x: Array, weight: Array, alpha: float) -> Array:
     return np.asarray(np.exp(logs - logs.mean()), np.float32)
 
 
-def compute_column_scales(weight: Array, format: NumberFormat = INT8) -> Array:
+def compute_column_scales(weight: Array, format: NumberFormat = ROW_INT8) -> Array:
     """Return the scale (N,) of each column of a weight (K, N)."""
-    scale = np.maximum(np.abs(weight).max(axis=0), 1e-12) / format.top
-    return format.round_scales(np.asarray(scale, np.float32))
+    return format.find_row_scales(weight.T)[:, 0]
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
-from ..number_formats import CPU_INTEGERS, NumberFormat, NumberFormats
+from ..number_formats import CPU_INTEGERS, ROW_INT8, NumberFormat, NumberFormats
 from .gptq import PIECE_NUMBERS, round_weight
 from .int8_rows import RowProduct
 from .quantized_weight import QuantizedWeight, cut_rows
@@ -90,6 +90,8 @@ class QuantizedWeights(Mapping[str, QuantizedWeight]):
         if others := {name: bits for name, bits in self.bits.items() if bits != self.usual_bits}:
             value["other_bits"] = others
         if self.products:
+            if self.formats is CPU_INTEGERS:
+                value["pair_top"] = ROW_INT8.pair_top
             value["rows"] = {"+".join(names): product.to_json() for names, product in self.products.items()}
         return value
 

@@ -11,7 +11,7 @@ import numpy as np
 import onnx_ir as ir
 from onnx_ir.passes.common import RemoveUnusedNodesPass
 
-from ..number_formats import INT8
+from ..number_formats import ROW_INT8
 from .biases import find_bias_add, find_vector, split_bias_gelus
 from .build import Builder, replace_value
 from .int8_rows import Linears, RowProduct, RowRule, find_linears
@@ -118,7 +118,7 @@ def read(node: ir.Node, graph: ir.Graph) -> StoredWeight | None:
     K, N = codes.shape.numpy()
 
     def read_columns(some: slice) -> QuantizedWeight:
-        return QuantizedWeight(codes.numpy().T[some], scales.numpy().reshape(N, 1)[some], INT8)
+        return QuantizedWeight(codes.numpy().T[some], scales.numpy().reshape(N, 1)[some], ROW_INT8)
 
     quantizer = None if rows is None else rows.producer()
     _, own_step, own_zero, *_ = (None,) * 3 if quantizer is None else (*quantizer.inputs, None, None)
@@ -129,5 +129,5 @@ def read(node: ir.Node, graph: ir.Graph) -> StoredWeight | None:
     faults = () if is_middle or zeros is None else (WRONG_ZEROS.format(zeros.name),)
     biases = graph.initializers.get(name + JOINED)
     return StoredWeight(
-        node, (name,), INT8, columns, scale, (N, K), read_columns, faults, rows=stored_rows, biases=biases
+        node, (name,), ROW_INT8, columns, scale, (N, K), read_columns, faults, rows=stored_rows, biases=biases
     )

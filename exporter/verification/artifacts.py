@@ -5,15 +5,19 @@ What a user chose is taken from the manifest: the longest text, the largest batc
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
+import numpy as np
 import onnx_ir as ir
 
 from ...runtime.apps.check.differences import describe_differences
 from ...runtime.bundle.bundle import Bundle
 from ...runtime.bundle.manifest import Artifact, Axis, TensorSpec
 from ..graphs import make_artifact
+from ..number_formats import sum_pairs
 from ..passes.kv_cache import list_cache_scales
+from ..passes.quantized_weight import StoredWeight
 from ..passes.storage import read_weights
 from ..passes.weight_files import load_graph
 from ..precisions import PRECISIONS, Precision
@@ -125,6 +129,7 @@ def compare_precision(artifact: Artifact, graph: ir.Graph, is_ours: bool) -> Ite
         yield f"{label}, and no product of its graph reads 8 bits"
     if has_products != bool(artifact.quantization.get("rows")):
         yield f"quantization.rows and the graph's 8-bit products do not belong together, and {label}"
+    yield from find_saturating(artifact.quantization, stored)
     caches = [node for node in graph if node.op_type == "GroupQueryAttention"]
     in_int8 = len({node for node, _, scale in list_cache_scales(graph) if scale is not None})
     if in_int8 != (len(caches) if kind.cache_bits else 0):
@@ -135,6 +140,17 @@ def compare_precision(artifact: Artifact, graph: ir.Graph, is_ours: bool) -> Ite
     halves = sum(value.dtype == ir.DataType.FLOAT16 for value in matrices)
     if (halves > 0) != kind.is_half:
         yield f"{label}, and {halves} of {len(matrices)} matrices of its graph are in fp16"
+
+
+def find_saturating(quantization: Mapping[str, Any], stored: Iterable[StoredWeight]) -> Iterator[str]:
+    """Yield the weights whose products need exact kernels, where the manifest says that none does."""
+    top = quantization.get("pair_top")
+    for weight in stored:
+        if top is None or weight.rows is None:
+            continue
+        most = int(sum_pairs(weight.read(slice(None)).codes.astype(np.int16)).max())
+        if most > top:
+            yield f"quantization.pair_top is {top}, and two codes of {weight.names[0]!r} add up to {most}"
 
 
 def compare_bits(label: str, artifact: Artifact, kind: Precision, stored: Mapping[str, int]) -> Iterator[str]:

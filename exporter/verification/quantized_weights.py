@@ -20,7 +20,7 @@ N rows of a weight (its outputs), K columns (its inputs), b columns in a block, 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -208,8 +208,9 @@ def is_any(scale: Array, allowed: Sequence[Array]) -> npt.NDArray[np.bool_]:
 def find_scales(weight: StoredWeight, blocks: Array) -> Sequence[Array]:
     """Return the scales (n, K / b) that a quantizer may choose for blocks (n, K / b, b)."""
     if weight.rows is not None:
-        scale = np.maximum(np.abs(blocks).max(axis=-1), 1e-12) / weight.format.top
-        return [weight.format.round_scales(np.asarray(scale, np.float32))]
+        rows = blocks.reshape(len(blocks), -1)
+        formats = (weight.format, replace(weight.format, pair_top=None))  # earlier versions had no pairs
+        return [format.find_row_scales(rows) for format in formats]
     scales = list(weight.format.list_scales(blocks))
     unit = None if weight.unit is None else weight.unit.const_value
     return scales if unit is None else [np.maximum(scale, unit.numpy() * SMALLEST_FP8) for scale in scales]

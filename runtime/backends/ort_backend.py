@@ -59,5 +59,10 @@ class OrtCpuBackend:
                 return program
         path = bundle.path(artifact.file, verify=self.verify)
         with bundle.check_meanwhile(artifact.data, verify=self.verify):
-            disabled = list_disabled(artifact)
-            return OrtProgram(path, self.threads.count, disabled=disabled, spinning=self.spinning)
+            return OrtProgram(
+                path,
+                self.threads.count,
+                disabled=list_disabled(artifact),
+                spinning=self.spinning,
+                may_saturate=artifact.may_saturate,
+            )

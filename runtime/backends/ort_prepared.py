@@ -65,7 +65,7 @@ def open_prepared(
     try:
         prepared = find_prepared(bundle, artifact)
         if prepared.exists():
-            program = open_current(prepared, threads, verify)
+            program = open_current(prepared, artifact, threads, verify)
             if program is not None:
                 return program
             log.info(
@@ -75,7 +75,7 @@ def open_prepared(
         elif not make:
             return None
         make_prepared(bundle, artifact, prepared)
-        return open_current(prepared, threads, verify)
+        return open_current(prepared, artifact, threads, verify)
     except (OSError, PlanForgeError) as error:
         log.log(logging.WARNING if make else logging.INFO, "%s starts unprepared: %s", artifact.id, error)
         return None
@@ -86,7 +86,7 @@ def find_prepared(bundle: Bundle, artifact: Artifact) -> PreparedGraph:
     engine = {
         "onnxruntime": import_onnxruntime().__version__,
         "disabled": list_disabled(artifact),
-        "exact": products_saturate(),
+        "exact": artifact.may_saturate and products_saturate(),
     }
     return PreparedGraph.of(bundle, artifact, engine)
 
@@ -98,13 +98,16 @@ def find_all_prepared(bundle: Bundle) -> Iterator[PreparedGraph]:
             yield find_prepared(bundle, artifact)
 
 
-def open_current(prepared: PreparedGraph, threads: int, verify: bool) -> OrtProgram | None:
+def open_current(
+    prepared: PreparedGraph, artifact: Artifact, threads: int, verify: bool
+) -> OrtProgram | None:
     """Open what was prepared; delete it, and return None, where it is not what it should be."""
     if prepared.is_current():
         with ThreadPoolExecutor(1, "planforge-hash") as pool:
             right = pool.submit(prepared.check_data, verify)
             try:
-                program = OrtProgram(prepared.graph, threads, optimized=True)
+                saturate = artifact.may_saturate
+                program = OrtProgram(prepared.graph, threads, optimized=True, may_saturate=saturate)
             except BackendError as error:
                 log.debug("%s: %s", prepared.folder, error)
                 program = None
@@ -123,7 +126,7 @@ def make_prepared(bundle: Bundle, artifact: Artifact, prepared: PreparedGraph) -
     disabled = list_disabled(artifact)
 
     def save(graph: Path, data: str) -> None:
-        options = make_options(threads=None)
+        options = make_options(threads=None, may_saturate=artifact.may_saturate)
         options.optimized_model_filepath = str(graph)
         for key, value in {
             "session.optimized_model_external_initializers_file_name": data,

@@ -84,8 +84,9 @@ class OrtProgram:
         disabled: Sequence[str] = SLOW_FUSIONS,
         optimized: bool = False,
         spinning: bool = True,
+        may_saturate: bool = True,
     ) -> None:
-        options = make_options(threads, spinning)
+        options = make_options(threads, spinning, may_saturate)
         if optimized:  # and saved by ONNX Runtime
             options.graph_optimization_level = import_onnxruntime().GraphOptimizationLevel.ORT_DISABLE_ALL
         if tuple(providers) != CPU:  # so that the session tells which provider has which node
@@ -243,12 +244,12 @@ def list_disabled(artifact: Artifact) -> list[str]:
     return [*SLOW_FUSIONS, *(COARSE_FUSIONS if artifact.is_half else []), *moved]
 
 
-def make_options(threads: int | None, spinning: bool = True) -> Any:
-    """Return the options of a session that computes."""
+def make_options(threads: int | None, spinning: bool = True, may_saturate: bool = True) -> Any:
+    """Return the options of a session that computes; products that may saturate have exact kernels."""
     options = import_onnxruntime().SessionOptions()
     options.log_severity_level = 4  # errors come as exceptions, so not on stderr too
     options.intra_op_num_threads = choose_threads(threads).count
-    exact = EXACT_PRODUCTS if products_saturate() else {}
+    exact = EXACT_PRODUCTS if may_saturate and products_saturate() else {}
     for name, value in {**(SPINNING if spinning else SLEEPING), **EXACT_WEIGHTS, **exact}.items():
         options.add_session_config_entry(name, value)
     return options

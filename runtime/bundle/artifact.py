@@ -169,6 +169,11 @@ class Artifact:
         return computes_in_half(self.precision)
 
     @property
+    def may_saturate(self) -> bool:
+        """Return whether sums of two of its uint8 and int8 products may not fit into 16 bits."""
+        return "pair_top" not in self.quantization
+
+    @property
     def fuses_scores(self) -> bool:
         """Return whether a UNet's attention is one node each, which never has all of its scores on a CPU.
 

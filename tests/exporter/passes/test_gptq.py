@@ -5,18 +5,21 @@ M rows of activations, K columns of them, N results
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
 
-from planforge.exporter.number_formats import INT4, INT8
+from planforge.exporter.number_formats import INT4, INT8, ROW_INT8, NumberFormat, sum_pairs
 from planforge.exporter.passes import gptq
-from planforge.exporter.passes.gptq import DAMPING, round_with_gptq
+from planforge.exporter.passes.gptq import round_weight, round_with_gptq
 
 from ...helpers.graphs import normal
 
 Array = npt.NDArray[np.float32]
+DAMPING = 0.01  # as published
 
 
 def make_rows(M: int, K: int, seed: int) -> Array:
@@ -56,7 +59,8 @@ def round_plainly(weight: Array, scale: Array, low: int, top: int, x: Array) -> 
         (700, 544, 2, 17),  # more than a strip of x^T x
     ],
 )
-def test_it_rounds_as_published(M: int, K: int, N: int, groups: int) -> None:
+def test_it_rounds_as_published(M: int, K: int, N: int, groups: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gptq, "DAMPING", DAMPING)
     x = make_rows(M, K, seed=K)
     weight = normal(K, N, seed=7)
     scale = np.abs(weight).reshape(groups, -1, N).max(axis=1) / 7
@@ -105,3 +109,29 @@ def test_what_float32_cannot_factorize_is_factorized_in_float64(monkeypatch: pyt
 
     monkeypatch.setattr(torch.linalg, "cholesky_ex", fail)
     torch.testing.assert_close(gptq.factorize(rows), expected, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("K", [64, 65])
+@pytest.mark.parametrize("with_rows", [True, False])
+def test_pairs_of_codes_fit_into_16_bits(K: int, with_rows: bool) -> None:
+    """Beside 7 bits, which fit as well and which ONNX Runtime's own quantizer has for such processors."""
+    x = make_rows(200, K, seed=K)
+    weight = normal(300, K, seed=8)
+    weight[0] = np.resize([0.5, 0.5, -0.5, -0.5], K)  # of which all pairs are the largest
+    rows = x if with_rows else None
+
+    def measure_loss(format: NumberFormat) -> tuple[npt.NDArray[np.int64], float]:
+        rounded = round_weight(weight, format.find_row_scales(weight), format, rows)
+        lost = x @ (rounded.dequantize() - weight).T
+        return rounded.codes.astype(np.int64), float(np.square(lost).sum())
+
+    codes, lost = measure_loss(ROW_INT8)
+    pairs = sum_pairs(codes)
+    assert pairs.shape == (300, K // 2)
+    assert pairs.max() == 128 and np.abs(codes).max() <= 127
+    assert 255 * pairs.max() < 2**15
+    assert (np.abs(codes[0, : K // 2 * 2]) == 64).all()
+    seven = dataclasses.replace(INT8, low=-63, top=63)
+    assert lost < 0.7 * measure_loss(seven)[1]
+    free, most = measure_loss(INT8)
+    assert sum_pairs(free).max() > 128 and lost < 2.5 * most

@@ -27,12 +27,15 @@ from planforge.exporter.passes.int8_rows import (
     choose_product,
     find_attention_products,
     find_linears,
+    round_product,
 )
 from planforge.exporter.passes.quantize import QuantizedWeights
 from planforge.exporter.passes.quantized_weight import QuantizedWeight
 from planforge.exporter.passes.storage import read_weights
 from planforge.exporter.passes.weights import attach_parameters
+from planforge.exporter.verification.artifacts import find_saturating
 from planforge.runtime import TextEncoder, Translator
+from planforge.runtime.backends.ort_program import open_plain_session
 from planforge.runtime.bundle.bundle import Bundle
 
 from ...helpers.graphs import nodes, normal, parse_graph, run_graph
@@ -117,6 +120,29 @@ def test_a_product_is_that_of_integers(rule: RowRule, smoothing: Array | None, b
     step = step if rule.step is None else np.asarray(rule.step)
     assert np.abs(got - want).max() <= (step * 127 * SCALE).max()
     assert np.median(np.abs(got - want)) <= 1e-5 * np.abs(want).max()
+
+
+def test_products_of_pairs_that_fit_need_no_exact_kernels() -> None:
+    """On processors without VNNI, too: `make avx2` runs this as on one."""
+    weight = normal(K, N, seed=5)
+    weight[:, 0] = np.resize([0.5, 0.5, -0.5, -0.5], K)
+    rule = RowRule(0, 1e-6, False, step=0.1)
+    product = round_product(weight, None, rule)
+    wide = RowProduct(None, rule, WEIGHT)
+    x = np.full((1, 4, K), 25.5, np.float32)
+    x[0, 1, ::4] = 0
+    for each, fits in ((product, True), (wide, False)):
+        model = graph("y = MatMul (x, w)", w=weight)
+        (linears,) = find_linears(model.graph)
+        quantize_encoder(model, {linears.names: each})
+        faults = list(find_saturating({"pair_top": 128}, read_weights(model.graph, ["w"])))
+        assert bool(faults) == (not fits)
+        if fits:
+            session = open_plain_session(ir.to_proto(model).SerializeToString())
+            (got,) = session.run(None, {"x": x})
+            np.testing.assert_allclose(got, integers(x, each), rtol=1e-6, atol=1e-5)
+        else:
+            assert "add up to" in faults[0]
 
 
 def test_products_of_the_same_rows_become_one(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -222,7 +248,8 @@ def test_alike_rows_share_a_step_and_rows_of_other_sizes_do_not() -> None:
     assert limit < chosen.rule.step * 127 < 1.5 * limit  # other rows may reach a little further
     exact = fresh @ weight
     error = np.square(integers(fresh, chosen) - exact).sum() / np.square(exact).sum()
-    assert 0.5 * chosen.error < error < 2 * chosen.error < 5e-4
+    # The choice counts half of the weight's error; GPTQ gains nothing where columns are independent.
+    assert 0.5 * chosen.error < error < 4 * chosen.error < 5e-4
     other_sizes = alike * np.exp(2 * normal(1000, 1, seed=4))
     assert choose_product(other_sizes, weight).rule.step is None
 

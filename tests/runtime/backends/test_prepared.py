@@ -211,7 +211,7 @@ def test_a_graph_whose_packed_weights_lie_unaligned_computes_the_same(own_bundle
     entries = list_packed(kept.graph.read_bytes())
     used = [value for value in entries if value.startswith("MatMul+")]
     assert 0 < len(used) < len(entries)
-    program = ort_prepared.open_current(kept, threads=1, verify=True)
+    program = ort_prepared.open_current(kept, artifact, threads=1, verify=True)
     assert program is not None
     x = normal(5, 64, seed=9)
     (found,) = program.session.run(None, {"x": x})

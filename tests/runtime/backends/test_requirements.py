@@ -142,8 +142,19 @@ def test_a_session_is_told_to_be_exact(
     opened = Bundle.open(whole_bundle)
     program = ort_backend.OrtCpuBackend(1).open(opened, opened.manifest.artifact("decoder.ort.int8"))
     options = program.session.get_session_options()
-    if saturate:
-        assert options.get_session_config_entry("session.x64quantprecision") == "1"
-    else:
-        with pytest.raises(RuntimeError):  # it has no such entry
-            options.get_session_config_entry("session.x64quantprecision")
+    assert is_exact(options) == saturate
+
+
+def test_products_that_fit_need_no_exact_kernels(whole_bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ort_program, "products_saturate", lambda: True)
+    opened = Bundle.open(whole_bundle)
+    found = opened.manifest.artifact("decoder.ort.int8")
+    fitting = dataclasses.replace(found, quantization={**found.quantization, "pair_top": 128})
+    assert not is_exact(ort_backend.OrtCpuBackend(1).open(opened, fitting).session.get_session_options())
+
+
+def is_exact(options: Any) -> bool:
+    try:
+        return bool(options.get_session_config_entry("session.x64quantprecision") == "1")
+    except RuntimeError:  # it has no such entry
+        return False
