@@ -156,7 +156,8 @@ def sum_pairs(weight: npt.NDArray[Any]) -> npt.NDArray[Any]:
     end = weight.shape[1] // 2 * 2
     first = weight[:, 0:end:2]
     second = weight[:, 1:end:2]
-    return np.abs(first + second) * ((first < 0) == (second < 0))
+    sums: npt.NDArray[Any] = np.abs(first + second) * ((first < 0) == (second < 0))
+    return sums
 
 
 def find_unit(scale: Array) -> float:
