@@ -9,6 +9,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ..runtime.backends.openvino_backend import explain_no_bf16
 from ..runtime.backends.ort_program import import_onnxruntime
 from ..runtime.backends.requirements import check_version
 from ..runtime.bundle.artifact import IN_HALF
@@ -17,7 +18,7 @@ from ..runtime.errors import InputError
 from .bundle.names import name_by_content
 from .bundle.writer import list_file_entries
 from .checkpoints.checkpoint import Checkpoint
-from .precisions import PRECISIONS
+from .precisions import BFLOAT16, PRECISIONS
 from .targets import find_target
 from .tracing.recipes import Recipe
 
@@ -123,6 +124,11 @@ def check_engine(artifacts: Sequence[Artifact]) -> None:
         bits = {"bits": kind.weight_bits, "cache_bits": kind.cache_bits}
         to_be = {name: count for name, count in bits.items() if count}
         check_version(dataclasses.replace(artifact, quantization=to_be), version)
+        if kind.engine and (reason := explain_no_bf16()):
+            raise InputError(
+                f"precision {artifact.precision!r} is compared with PyTorch where it runs, in {kind.engine}:"
+                f" {reason}; leave it out, or export on another machine"
+            )
 
 
 def begin_manifest(
@@ -245,6 +251,11 @@ def check_precision(
         raise InputError(
             f"precision {precision!r} rounds what products read, which is for encoders; export"
             f" {weights_alone!r}, as this is a {checkpoint.task} model"
+        )
+    if kind.engine and not checkpoint.traits.encodes:
+        raise InputError(
+            f"precision {precision!r} is what {kind.engine} rounds encoders to, and this is a"
+            f" {checkpoint.task} model; {BFLOAT16}"
         )
     for graph in dict.fromkeys(recipe.graph for recipe in recipes):
         same = [recipe for recipe in recipes if recipe.graph == graph]

@@ -159,7 +159,7 @@ def choose_targets_and_precisions(
     in_half = all(find_target(name).multiplies_in_half for name in targets)
     names = resolve_precisions(expand_names(precision, in_half))
     if target is None and not any(PRECISIONS[name].is_half for name in names):
-        targets = ["cpu"]  # plans compute in fp16
+        targets = sorted({PRECISIONS[name].engine or "cpu" for name in names})  # plans compute in fp16
     elif target is None and any(PRECISIONS[name].quantizes_in_half for name in names):
         targets = [name for name in targets if find_target(name).plans]  # a CPU gets no such graph
     return targets, names

@@ -40,6 +40,7 @@ class Precision:
     formats: NumberFormats = field(default_factory=lambda: CPU_INTEGERS)
     # of what an encoder's products read in a plan; None where that stays in fp16
     rows: NumberFormat | None = None
+    engine: str = ""  # the one that rounds what a graph in fp32 multiplies, where the graph does not say it
 
     @property
     def dialects(self) -> tuple[str, ...]:
@@ -84,6 +85,8 @@ class Precision:
     @property
     def loses_like(self) -> str:
         """Return the precision whose losses this one may have: fp32, fp16, int8 or int4."""
+        if self.engine:  # bf16 has 8 binary digits
+            return "int8"
         if self.weight_bits is not None:
             return f"int{self.weight_bits}"
         return self.weights if self.cache_bits is None else "int8"
@@ -110,8 +113,11 @@ PRECISIONS = {
     "fp8a16": Precision("fp8a16", PLANS, weight_bits=8, formats=PLAN_FLOATS),
     "nvfp4a16": Precision("nvfp4a16", PLANS, weight_bits=4, formats=PLAN_FLOATS),
     "w8a8": Precision("w8a8", ENCODERS, weight_bits=8, formats=PLAN_INTEGERS, rows=PLAN_INT8),
+    "bf16": Precision("fp32", {"portable": ()}, engine="openvino"),
     "fp8a8": Precision("fp8a8", ENCODERS, weight_bits=8, formats=PLAN_FLOATS, rows=FP8),
 }
+
+BFLOAT16 = "fp32 keeps every weight of a checkpoint in bfloat16 as it is, fp16 rounds some"
 
 
 def expand_names(names: Sequence[str], in_half: bool) -> list[str]:
@@ -124,7 +130,7 @@ def resolve_precisions(names: Sequence[str]) -> list[str]:
     if not names or not set(names) <= set(PRECISIONS):
         unknown = next((name for name in names if name not in PRECISIONS), "")
         hint = did_you_mean(unknown, PRECISIONS)
-        if unknown in ("bf16", "bfloat16"):
-            hint = "; fp32 keeps every weight of a checkpoint in bfloat16 as it is, fp16 rounds some"
+        if unknown == "bfloat16":
+            hint = f"; {BFLOAT16}, and bf16 is for encoders in OpenVINO"
         raise InputError(f"precision={list(names)} must name one or more of {', '.join(PRECISIONS)}{hint}")
     return list(dict.fromkeys(names))

@@ -9,12 +9,13 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from ..runtime.backends.cuda_kernels import explain_missing_attention
+from ..runtime.backends.openvino_backend import HINTS
 from ..runtime.errors import InputError
 from ..runtime.suggest import did_you_mean
 from .precisions import PRECISIONS
 from .tensorrt_versions import INPLACE_SINCE, TENSORRT_VERSIONS, Version, find_first_version
 
-Engine = Literal["onnxruntime", "tensorrt", "tensorrt-rtx"]
+Engine = Literal["onnxruntime", "openvino", "tensorrt", "tensorrt-rtx"]
 
 JETPACK_5 = "https://github.com/edgehook/Jetson-AI-task"
 JETPACK = "https://docs.pytorch.org/TensorRT/getting_started/jetpack.html"
@@ -57,7 +58,7 @@ class Target:
     @property
     def plans(self) -> bool:
         """Return whether it builds plans, as TensorRT and TensorRT-RTX do, which share a parser."""
-        return self.engine != "onnxruntime"
+        return self.engine in ("tensorrt", "tensorrt-rtx")
 
     def older_than(self, major: int, minor: int = 0) -> bool:
         """Tell whether it is a TensorRT before this version; always False for TensorRT-RTX."""
@@ -118,6 +119,16 @@ INSTALLED = "tensorrt"  # also a target: the version that is installed
 _OTHERS = {
     "portable": Target(
         "portable", "onnxruntime", (1, 31), (7, 26), "any engine for ONNX", ANY_ENGINE, "portable"
+    ),
+    "openvino": Target(
+        "openvino",
+        "openvino",
+        (2026, 4),
+        (7, 26),
+        "OpenVINO 2026.4 on a CPU, for encoders",
+        "measured with openvino 2026.4.1",
+        "portable",
+        without=tuple(name for name in PRECISIONS if name not in HINTS),
     ),
     "cuda": replace(
         _CPU,

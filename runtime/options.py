@@ -37,7 +37,8 @@ class LoadOptions(TypedDict, total=False):
     Attributes:
         backend: "tensorrt-rtx" and "tensorrt" run the bundle's plan on an NVIDIA GPU, "ort-cuda" its graph in
             ONNX Runtime there, and "ort-cpu" on the CPU; "auto", the default, takes the first of these that
-            works here, and a log line says why not a better one.
+            works here, and a log line says why not a better one. "openvino" runs encoders on the CPU; "auto"
+            takes it in bf16 and w8a8, and where `planforge bench --set-default` found it to be the fastest.
         precision: of the graph to run; by default what `planforge bench --set-default` recorded, else on a
             GPU fp16 where it was found to be right, on a CPU the first that was given at export. "int8" and
             "int4" mean "w8a16" and "w4a16" on a GPU.

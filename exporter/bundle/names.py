@@ -30,6 +30,8 @@ def name_export(manifest: Manifest) -> Manifest:
     later = {name for plan in manifest.plans for name in plan.list_files()}
     later |= {name for name in manifest.files if name.startswith(EVIDENCE)}
     files = {name: entry for name, entry in manifest.files.items() if name not in later}
-    decided = dataclasses.replace(manifest, export_id="", plans=(), default_precision=None, files=files)
+    decided = dataclasses.replace(
+        manifest, export_id="", plans=(), default_precision=None, default_backend=None, files=files
+    )
     export_id = hashlib.sha256(decided.to_json().encode()).hexdigest()[:32]
     return dataclasses.replace(manifest, export_id=export_id)

@@ -87,6 +87,8 @@ class Calibration:
         kind = PRECISIONS[precision]
         if precision == "fp32":
             return None
+        if kind.engine:
+            return Rounding(torch.bfloat16)
         weights = self.weights.get(kind.weights, QuantizedWeights(0, 0, {}, {}))
         scales = self.cache_scales if kind.cache_bits else {}
         values = weights.dequantize()

@@ -19,6 +19,7 @@ from ...runtime.apps.commands.run_options import (
     read_max_memory,
 )
 from ...runtime.apps.stage_progress import Notice
+from ...runtime.backends.select import OPTIONAL
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -111,7 +112,11 @@ def record_default(folder: Path, result: BenchResult) -> Case:
     from ..bundle.writer import replace_manifest
 
     chosen = result.best_default()
-    replace_manifest(folder, lambda now: dataclasses.replace(now, default_precision=chosen.precision))
+    backend = chosen.backend if chosen.backend == OPTIONAL else None
+    replace_manifest(
+        folder,
+        lambda now: dataclasses.replace(now, default_precision=chosen.precision, default_backend=backend),
+    )
     return chosen
 
 
@@ -121,10 +126,16 @@ def make_bench_tables(result: BenchResult, chosen: Case | None) -> list[Renderab
 
     where = result.environment
     first = result.cases[0]
-    title = f"{first.amount}, batch {first.batch}, on {first.backend}"
+    title = f"{first.amount}, batch {first.batch}"
     rows = [make_picture_row(case) if case.steps else make_row(case) for case in result.cases]
+    engine = ""
+    if len({case.backend for case in result.cases}) == 1:
+        title += f", on {first.backend}"
+    else:
+        engine = "" if chosen is None else f" on {chosen.backend}"
+        rows = [{"engine": case.backend, **row} for case, row in zip(result.cases, rows, strict=True)]
     columns = [name for name in rows[0] if any(row[name] for row in rows)]
-    numbers = [name for name in columns if name not in ("precision", "verified")]
+    numbers = [name for name in columns if name not in ("engine", "precision", "verified")]
     figures = FittingTable(title, columns, [[row[name] for name in columns] for row in rows], numbers)
     notes = [
         f"Measured on {where['cpu']} with {where['threads']} threads ({where['threads_reason']}).",
@@ -138,9 +149,8 @@ def make_bench_tables(result: BenchResult, chosen: Case | None) -> list[Renderab
     if graphs := list(filter(None, map(describe_graphs, result.cases))):
         notes.append(f"CUDA graphs captured: {', '.join(graphs)}.")
     if chosen is not None:
-        notes.append(
-            f"load() and `planforge run` now take {chosen.precision}: {explain_default(chosen, result)}."
-        )
+        why = explain_default(chosen, result)
+        notes.append(f"load() and `planforge run` now take {chosen.precision}{engine}: {why}.")
     return [figures, "\n".join(notes)]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field, replace
@@ -16,6 +17,7 @@ from ...runtime.apps.check.outcome import Comparison, Outcome
 from ...runtime.apps.check.translator import find_targets
 from ...runtime.apps.stage_progress import CountedLine, StageCounter
 from ...runtime.backends.backend import Program
+from ...runtime.backends.openvino_backend import OpenVinoBackend, explain_no_bf16
 from ...runtime.backends.ort_backend import OrtCpuBackend
 from ...runtime.bundle.bundle import Bundle
 from ...runtime.bundle.manifest import Artifact
@@ -26,6 +28,7 @@ from ..levels import FULL, Level
 from ..limits import NOTHING_ACCEPTED, TABLE, Accepted, Gaps, compute_limits
 from ..passes.unrounded import skip_rounding
 from ..passes.weight_files import load_graph
+from ..precisions import PRECISIONS
 from ..reference_model import offload_weights, restore_weights
 from .answer_cache import KEPT, compute_gaps_key, compute_key, keep_answers, read_answers, read_limit
 from .base import OpenProgram, Progress, Task
@@ -37,6 +40,9 @@ if TYPE_CHECKING:
     from ...runtime.apps.check.translator import TranslatorEngine
     from ..reference_model import ReferenceModel
     from .rounding import Rounding
+
+
+log = logging.getLogger("planforge")
 
 
 @dataclass(frozen=True)
@@ -172,11 +178,26 @@ class Verifier:
             found = [*self.compare_cases(engine, OrtCpuBackend.name, artifact, limits, progress)]
         finally:
             engine.close()
+        if PRECISIONS[artifact.precision].engine:
+            found += self.compare_on_openvino(artifact, limits, progress)
         if artifact.is_half:
             few = replace(self, expected=replace(self.expected, cases=self.expected.few))
             engine = self.open(artifact, self.execute)
             found += few.compare_cases(engine, ROUNDING_ENGINE, artifact, limits, progress)
         return found
+
+    def compare_on_openvino(
+        self, artifact: Artifact, limits: Limits, progress: Progress
+    ) -> Iterator[Comparison]:
+        """Compare a graph whose products OpenVINO rounds; a warning says where it does not do that here."""
+        if reason := explain_no_bf16():
+            log.warning("%s is compared in fp32 alone: %s", artifact.id, reason)
+            return
+        engine = self.open(artifact, partial(OpenVinoBackend().open, self.bundle))
+        try:
+            yield from self.compare_cases(engine, OpenVinoBackend.name, artifact, limits, progress)
+        finally:
+            engine.close()
 
     def execute(self, artifact: Artifact) -> Program:
         """Open a graph that runs node by node, without the rounding of activations of an import's author."""

@@ -15,8 +15,10 @@ from .gpus import NO_DRIVER, driver_is_missing, gpu_is_present
 Model = TypeVar("Model")
 log = logging.getLogger("planforge")
 
-BACKEND_PRIORITY = ("tensorrt-rtx", "tensorrt", "ort-cuda", "ort-cpu")  # the best first
+BACKEND_PRIORITY = ("tensorrt-rtx", "tensorrt", "ort-cuda", "openvino", "ort-cpu")  # the best first
 BACKENDS = ("auto", *BACKEND_PRIORITY)
+OPTIONAL = "openvino"  # "auto" takes it where the bundle's default asks for it, and in these precisions
+OPTIONAL_FOR = ("bf16", "w8a8")
 
 
 def open_on(
@@ -34,7 +36,7 @@ def open_on(
         raise InputError(f"backend={name!r} is not one of {list(BACKENDS)}{did_you_mean(name, BACKENDS)}")
     reasons: dict[str, list[str]] = {}
     failed = False
-    names = BACKEND_PRIORITY if name == "auto" else (name,)
+    names = list_candidates(bundle, request) if name == "auto" else (name,)
     for candidate in names:
         try:
             backend = make_backend(candidate, bundle, request)
@@ -67,6 +69,15 @@ def open_on(
     return backend, model
 
 
+def list_candidates(bundle: Bundle, request: LoadRequest) -> tuple[str, ...]:
+    """Return the engines that "auto" tries, the best first."""
+    manifest = bundle.manifest
+    precision = request.precision or manifest.default_precision or manifest.artifacts[0].precision
+    is_default = request.precision is None and manifest.default_backend == OPTIONAL
+    wanted = is_default or precision in OPTIONAL_FOR
+    return tuple(name for name in BACKEND_PRIORITY if wanted or name != OPTIONAL)
+
+
 def describe_skipped(reasons: Mapping[str, Sequence[str]]) -> list[str]:
     """Return which engines were skipped, grouped by the reason."""
     lines = []
@@ -82,6 +93,10 @@ def make_backend(name: str, bundle: Bundle, request: LoadRequest) -> Backend:
         from .ort_backend import OrtCpuBackend
 
         return OrtCpuBackend(request.threads, request.verify, request.prepared)
+    if name == "openvino":
+        from .openvino_backend import OpenVinoBackend
+
+        return OpenVinoBackend(request.threads, request.verify)
     if driver_is_missing():  # the first thing to know, whatever else is missing
         raise BackendUnavailableError(NO_DRIVER)
     if name == "ort-cuda":

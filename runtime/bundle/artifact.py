@@ -99,6 +99,7 @@ CACHE_SUFFIX = "-kv8"  # of precisions with keys and values in int8
 EXACTNESS = (
     "fp32",
     "fp16",
+    "bf16",
     "fp32-kv8",
     "fp16-kv8",
     "w8a16",

@@ -53,6 +53,7 @@ class Manifest:
     explanations: tuple[Artifact, ...] = ()
     plans: tuple[Plan, ...] = ()
     default_precision: str | None = None  # what load() takes; the first artifact's where it is None
+    default_backend: str | None = None  # the engine that ran it, where "auto" would take another
     source: Mapping[str, Any] = field(default_factory=dict)
     tools: Mapping[str, str] = field(default_factory=dict)
 
@@ -94,6 +95,7 @@ class Manifest:
             "explanations": [a.to_json() for a in self.explanations] or None,
             "plans": [p.to_json() for p in self.plans],
             "default_precision": self.default_precision,
+            "default_backend": self.default_backend,
             "source": dict(self.source),
             "tools": dict(self.tools),
         }
@@ -135,6 +137,7 @@ class Manifest:
             explanations=tuple(Artifact.from_json(a) for a in r.get("explanations", list, [])),
             plans=tuple(Plan.from_json(p) for p in r.get("plans", list)),
             default_precision=r.get("default_precision", str, None),
+            default_backend=r.get("default_backend", str, None),
             source=r.get("source", dict),
             tools=r.texts("tools"),
         )

@@ -45,7 +45,7 @@ def test_this_machine_runs_ort_cpu_and_is_told_why_not_the_rest() -> None:
     found: dict[str, Any] = json.loads(as_json.stdout)
     assert list(found) == ["facts", "backends", "advice", "summary"]
     said = {state["backend"]: state for state in found["backends"]}
-    assert list(said) == ["tensorrt-rtx", "tensorrt", "ort-cuda", "ort-cpu"]
+    assert list(said) == ["tensorrt-rtx", "tensorrt", "ort-cuda", "ort-cpu", "openvino"]
     assert said["ort-cpu"]["available"] is True
     assert "CPUExecutionProvider" in found["facts"]["onnxruntime"]["providers"]
     lines = done.stdout.splitlines()

@@ -176,7 +176,7 @@ def interrupted(real):
         return real(*arguments)
     return call
 
-found = SimpleNamespace(best_default=lambda: SimpleNamespace(precision="fp16"))
+found = SimpleNamespace(best_default=lambda: SimpleNamespace(precision="fp16", backend="ort-cpu"))
 bench.bench = lambda *arguments, **options: found
 setattr(writer, sys.argv[2], interrupted(getattr(writer, sys.argv[2])))
 sys.argv = ["planforge", "bench", sys.argv[1], "--set-default"]

@@ -353,7 +353,7 @@ BatchSizeOption = Annotated[
 ]
 
 BackendOption = Annotated[
-    str, engine_option("auto, tensorrt-rtx, tensorrt, ort-cuda or ort-cpu.", show_default=True)
+    str, engine_option("auto, tensorrt-rtx, tensorrt, ort-cuda, openvino or ort-cpu.", show_default=True)
 ]
 DeviceOption = Annotated[int, engine_option("The GPU's number.", show_default=True)]
 PrecisionOption = Annotated[

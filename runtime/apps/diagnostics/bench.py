@@ -17,11 +17,14 @@ from typing import Any
 
 import numpy as np
 
+from ...backends.backend import LoadRequest
 from ...backends.dialects import choose_artifact
+from ...backends.gpus import gpu_is_present
+from ...backends.select import OPTIONAL, OPTIONAL_FOR, make_backend
 from ...backends.threads import Threads, choose_threads
 from ...bundle.artifact import rank_exactness
 from ...bundle.bundle import Bundle
-from ...errors import InputError, MemoryLimitError
+from ...errors import InputError, MemoryLimitError, PlanForgeError
 from ...option_checks import check_whole
 from ...tasks import PICTURES, refuse_others
 from ..stage_progress import Notice
@@ -184,8 +187,9 @@ def bench(
     options = {"prompt_tokens": prompt_tokens, "new_tokens": new_tokens, "batch": batch, **sizes}
     place = None if index is None else str(index)
     works = [
-        Work(str(bundle), backend, precision, threads, memory_limit=memory_limit, index=place, **options)  # type: ignore[arg-type]
+        Work(str(bundle), engine, precision, threads, memory_limit=memory_limit, index=place, **options)  # type: ignore[arg-type]
         for precision in chosen
+        for engine in list_engines(opened, graph, backend, precision)
     ]
     used = choose_threads(threads)
     with contextlib.ExitStack() as stack:
@@ -193,6 +197,17 @@ def bench(
         read = run_rounds(processes, used.count, progress)
     cases = tuple(make_case(opened, process, batch, read) for process in processes)
     return BenchResult(describe_machine(used, read), cases)
+
+
+def list_engines(bundle: Bundle, graph: str, backend: str, precision: str) -> list[str]:
+    """Return the engines to measure a precision on: with "auto" on a CPU all that run it."""
+    if backend != "auto" or gpu_is_present():
+        return [backend]
+    try:
+        make_backend(OPTIONAL, bundle, LoadRequest()).artifact(bundle, graph, precision)
+    except PlanForgeError:
+        return ["ort-cpu"]
+    return ["ort-cpu", OPTIONAL] if precision not in OPTIONAL_FOR else [OPTIONAL]
 
 
 def start_processes(

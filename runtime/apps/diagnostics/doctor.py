@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from ...backends.architectures import describe_sm, describe_sms
+from ...backends.select import OPTIONAL
 from ...backends.tensorrt_library import LIBRARIES
 from ...backends.threads import ROOT
 from .jetson import Jetson, fill_in_from_board, find_jetson
@@ -209,6 +210,13 @@ def check_onnxruntime(facts: Facts) -> Obstacle | None:
     return None
 
 
+def check_openvino(facts: Facts) -> Obstacle | None:
+    """Return the obstacle where encoders do not run in OpenVINO."""
+    if facts.package("openvino").versions:
+        return None
+    return "openvino is not installed", "pip install 'planforge[openvino]'"
+
+
 def check_cuda_provider(facts: Facts) -> Obstacle | None:
     """Return the obstacle where ONNX Runtime runs on the CPU alone."""
     package = facts.package("onnxruntime")
@@ -232,12 +240,14 @@ def check_cuda_provider(facts: Facts) -> Obstacle | None:
     return None
 
 
-# The backends, the best first: the module that runs each, and what may stand in its way.
+# The backends, the best first, and at last the one for encoders alone: the module that runs each, and what
+# may stand in its way.
 LADDER: dict[str, tuple[str, tuple[Check, ...]]] = {
     "tensorrt-rtx": ("tensorrt_rtx", (check_gpu, check_rtx, partial(check_packages, "tensorrt-rtx"))),
     "tensorrt": ("tensorrt", (check_gpu, check_tensorrt, partial(check_packages, "tensorrt"))),
     "ort-cuda": ("onnxruntime", (check_gpu, check_cuda_provider, partial(check_packages, ""))),
     "ort-cpu": ("onnxruntime", (check_onnxruntime,)),
+    "openvino": ("openvino", (check_openvino,)),
 }
 
 
@@ -272,6 +282,6 @@ def summarize_backends(names: Sequence[BackendState]) -> str:
     best = next((place for place, state in enumerate(names) if state.available), len(names))
     line = f"bundles run on: {', '.join(available) or 'nothing'}"
     for state in reversed(names[:best]):
-        if state.remedy:
+        if state.remedy and state.backend != OPTIONAL:
             return f"{line}; next: {state.backend} ({state.remedy})"
     return f"{line}; nothing that can be installed is better" if best else line

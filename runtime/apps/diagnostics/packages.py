@@ -17,6 +17,7 @@ DISTRIBUTIONS = {
     "numpy": ("numpy",),
     "tokenizers": ("tokenizers",),
     "onnxruntime": ("onnxruntime-gpu", "onnxruntime", "onnxruntime-directml", "onnxruntime-openvino"),
+    "openvino": ("openvino",),
     "nvidia.cudnn": ("nvidia-cudnn-cu13", "nvidia-cudnn-cu12"),
     "cuda.bindings": ("cuda-bindings",),
     "tensorrt": ("tensorrt", "tensorrt-cu13", "tensorrt-cu12"),

@@ -23,7 +23,7 @@ from planforge.runtime.apps.diagnostics.doctor import (
 )
 from planforge.runtime.apps.diagnostics.machine import Graphics
 from planforge.runtime.apps.diagnostics.packages import OnnxRuntime, Package, ask_onnxruntime, find_package
-from planforge.runtime.backends.select import BACKEND_PRIORITY
+from planforge.runtime.backends.select import BACKEND_PRIORITY, OPTIONAL
 
 from ....helpers.machines import facts
 
@@ -88,8 +88,9 @@ def test_the_doctor_loads_no_framework_and_no_engine_but_onnx_runtime() -> None:
 
 
 def test_the_doctors_ladder_is_the_one_that_load_walks() -> None:
-    assert [backend for backend in LADDER if backend in BACKEND_PRIORITY] == list(BACKEND_PRIORITY)
-    assert list(LADDER) == ["tensorrt-rtx", "tensorrt", "ort-cuda", "ort-cpu"]
+    """But for the engine that "auto" takes in its own precisions alone, which no advice should put first."""
+    assert [*LADDER] == [*(name for name in BACKEND_PRIORITY if name != OPTIONAL), OPTIONAL]
+    assert [*LADDER] == ["tensorrt-rtx", "tensorrt", "ort-cuda", "ort-cpu", "openvino"]
 
 
 def test_a_machine_with_everything() -> None:
@@ -105,6 +106,7 @@ def test_a_machine_with_everything() -> None:
         BackendState("tensorrt", True, "tensorrt 11.4"),
         BackendState("ort-cuda", True, "onnxruntime-gpu 1.31.1"),
         BackendState("ort-cpu", True, "onnxruntime-gpu 1.31.1"),
+        BackendState("openvino", False, "openvino is not installed", "pip install 'planforge[openvino]'"),
     )
     assert summarize_backends(found) == "bundles run on: tensorrt-rtx, tensorrt, ort-cuda, ort-cpu"
 
@@ -404,6 +406,6 @@ def test_every_machine_is_told_something(
     for backend in found:
         assert backend.reason
         assert not (backend.available and backend.remedy)
-        assert not (backend.available and backend.backend != "ort-cpu" and not sms)
+        assert not (backend.available and backend.backend not in ("ort-cpu", OPTIONAL) and not sms)
         named = line.partition(";")[0].removeprefix("bundles run on: ").split(", ")
         assert (backend.backend in named) == backend.available

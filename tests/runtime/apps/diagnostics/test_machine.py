@@ -173,7 +173,7 @@ def test_no_proc_and_no_commands(machine: Machine, monkeypatch: pytest.MonkeyPat
     assert {(backend.reason, backend.remedy) for backend in found.backends[:3]} == {
         ("no NVIDIA GPU or driver was found", "")
     }
-    assert found.summary == "bundles run on: ort-cpu; nothing that can be installed is better"
+    assert found.summary == "bundles run on: ort-cpu, openvino; nothing that can be installed is better"
 
 
 @pytest.mark.parametrize(
