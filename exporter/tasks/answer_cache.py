@@ -24,7 +24,8 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 import numpy as np
 
 from ...runtime.apps.check.files import Arrays
-from ...runtime.backends.prepared import ABANDONED, check_room, describe_processor, find_cache_folder
+from ...runtime.backends.prepared import ABANDONED, check_room, describe_processor
+from ...runtime.cache_folder import find_cache_folder
 from ...runtime.errors import InputError, PlanForgeError
 
 if TYPE_CHECKING:

@@ -14,7 +14,6 @@ import platform
 import re
 import secrets
 import shutil
-import sys
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -24,6 +23,7 @@ from typing import Any
 
 from ..bundle.bundle import ALWAYS_HASHED_BYTES, Bundle, compute_sha256
 from ..bundle.manifest import Artifact
+from ..cache_folder import find_cache_folder
 from ..errors import BackendError, PlanForgeError
 from .requirements import CPUINFO
 
@@ -38,23 +38,6 @@ ABANDONED = 3600  # seconds; a folder that has been half written for so long is 
 UNUSED = 60 * 86400  # seconds; what nobody has opened for so long is deleted
 SPARE_BYTES = 64 * 2**20  # that stay free on the disk
 PROCESSOR_LINES = ("vendor_id", "model name", "flags", "CPU implementer", "CPU part", "Features")
-
-
-def find_cache_folder(environment: Mapping[str, str] | None = None, system: str = sys.platform) -> Path:
-    """Return the folder for what can be made again: PLANFORGE_CACHE, else the system's usual one."""
-    environment = os.environ if environment is None else environment
-    if folder := environment.get("PLANFORGE_CACHE"):
-        return Path(folder)
-    if system == "win32" and (folder := environment.get("LOCALAPPDATA")):
-        return Path(folder) / "planforge" / "cache"
-    try:
-        home = Path.home()
-    except RuntimeError as error:
-        raise BackendError("there is no home folder; set PLANFORGE_CACHE to a folder") from error
-    if system == "darwin":
-        return home / "Library" / "Caches" / "planforge"
-    folder = environment.get("XDG_CACHE_HOME", "")
-    return (Path(folder) if os.path.isabs(folder) else home / ".cache") / "planforge"
 
 
 def describe_processor(cpuinfo: Path = CPUINFO) -> str:

@@ -11,6 +11,7 @@ from pathlib import Path
 from threading import Lock
 
 from ..errors import BundleError, BundleNotFoundError, IntegrityError
+from .hashed_files import is_known, keep
 from .json_reader import FILE_NAME
 from .manifest import MAX_BYTES, Manifest
 
@@ -112,8 +113,9 @@ class Bundle:
     def path(self, name: str, *, verify: bool = True) -> Path:
         """Return the path of a listed file, after checking that it is the listed one.
 
-        A file that was hashed before, and that nobody has written to since, is not hashed again. The hash of
-        ONNX files and data above 256 MiB is compared only if `verify` is set. Raises an IntegrityError where
+        A file that was hashed before, and that nobody has written to since, is not hashed again: by this
+        object, and without `verify` by an earlier process. The hash of ONNX files and data above 256 MiB is
+        compared only if `verify` is set. Raises an IntegrityError where
         the file is not listed, missing, changed, or a link that leaves the folder.
         """
         path = self.locate(name)
@@ -129,13 +131,21 @@ class Bundle:
             stat = path.stat()
             state = (stat.st_ino, stat.st_size, stat.st_mtime_ns)
             if self._hashed.get(name) != state:
-                if compute_sha256(path) != self.manifest.files[name].sha256:
-                    raise IntegrityError(
-                        f"{self.folder}: {name} has changed since it was exported, or belongs to another"
-                        f" export (its sha256 differs); {WAY_OUT}"
-                    )
+                self.check_hash(name, path, stat, verify)
                 self._hashed[name] = state
         return path
+
+    def check_hash(self, name: str, path: Path, state: os.stat_result, verify: bool) -> None:
+        """Refuse a file of another hash; without `verify` an earlier process's word counts."""
+        sha256 = self.manifest.files[name].sha256
+        if not verify and is_known(path, state, sha256):
+            return
+        if compute_sha256(path) != sha256:
+            raise IntegrityError(
+                f"{self.folder}: {name} has changed since it was exported, or belongs to another"
+                f" export (its sha256 differs); {WAY_OUT}"
+            )
+        keep(path, state, sha256)
 
     @contextmanager
     def check_meanwhile(self, names: Sequence[str], *, verify: bool = True) -> Iterator[None]:

@@ -23,7 +23,7 @@ from planforge.runtime.errors import suggest_install
 
 from ..helpers.paths import ROOT
 
-CORE_FILES = 181  # 15 of them are for pictures, 1 for recurrent decoders, 3 for words, 22 for retrieval
+CORE_FILES = 183  # 15 of them are for pictures, 1 for recurrent decoders, 3 for words, 22 for retrieval
 CORE_BYTES = 1_190_000  # 160,000 of them embed and search texts, and read what is found; 7,000 OpenVINO
 RUN = """
 import sys

@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 
 from planforge.runtime.backends import ort_prepared, prepared
-from planforge.runtime.backends.prepared import DATA, GRAPH, STAMP, PreparedGraph, find_cache_folder
+from planforge.runtime.backends.prepared import DATA, GRAPH, STAMP, PreparedGraph
 from planforge.runtime.bundle.bundle import Bundle
+from planforge.runtime.cache_folder import find_cache_folder
 
 from ...helpers.prepared import edit_without_a_trace, generate
 
