@@ -82,12 +82,21 @@ bench: .venv/.ready-dev build/bench-venv/.ready build/genai-venv/.ready ## PlanF
 	$(BIN)/python -m benchmarks
 
 # llama-cpp-python needs a C++ compiler and takes ten minutes to compile; without it the other peers are measured.
+# With AMX it crashes. A second build has AVX2 alone, for `python -m tests.avx2 --everywhere`.
+LLAMA_CPP := llama-cpp-python==0.3.36
+NO_AMX := -mno-amx-tile -mno-amx-int8 -mno-amx-bf16
+WITHOUT_AMX = $(shell cc $(NO_AMX) -E -x c /dev/null > /dev/null 2>&1 && \
+  echo "-DCMAKE_C_FLAGS='$(NO_AMX)' -DCMAKE_CXX_FLAGS='$(NO_AMX)'")
+FOR_AVX2 := -DGGML_NATIVE=OFF -DGGML_SSE42=ON -DGGML_AVX=ON -DGGML_AVX2=ON -DGGML_FMA=ON -DGGML_F16C=ON \
+  -DGGML_BMI2=ON
 build/bench-venv/.ready: benchmarks/requirements.txt
 	@echo "Installing the peers into build/bench-venv (once) ..."
 	@$(PYTHON) -m venv --clear build/bench-venv
 	@build/bench-venv/bin/pip install -q --disable-pip-version-check -r benchmarks/requirements.txt
-	@CMAKE_ARGS=-DGGML_NATIVE=ON build/bench-venv/bin/pip install -q --disable-pip-version-check \
-	  llama-cpp-python==0.3.36 || echo "llama-cpp-python could not be compiled: make bench goes without it"
+	@CMAKE_ARGS="-DGGML_NATIVE=ON $(WITHOUT_AMX)" build/bench-venv/bin/pip install -q --disable-pip-version-check \
+	  $(LLAMA_CPP) || echo "llama-cpp-python could not be compiled: make bench goes without it"
+	@CMAKE_ARGS="$(FOR_AVX2)" build/bench-venv/bin/pip install -q --disable-pip-version-check --no-deps \
+	  --no-cache-dir --upgrade --target build/llama-avx2 $(LLAMA_CPP) || true
 	@touch $@
 
 build/genai-venv/.ready: benchmarks/requirements-genai.txt

@@ -1,15 +1,14 @@
 """Measures PlanForge against its peers: python -m benchmarks [--cases decode,encode] [--rounds 5].
 
-Writes results/suite.json, suite.md and suite.png, and the tables of README.md and docs/benchmark.md. Cases
-that are not chosen keep the results that they have. A case that was measured during other work is measured
-again, and left out where the machine stays busy.
+Writes results/suite-KIND.json, .md and .png, where KIND is the machine's instruction set, and the tables of
+README.md and docs/benchmark.md. Cases that are not chosen keep the results that they have. A case that was
+measured during other work is measured again, and left out where the machine stays busy.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import shutil
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -23,7 +22,7 @@ from .idle import BusyMachineError, measure_when_idle
 from .machine import BUSY
 from .measure import measure
 from .process import ROOT
-from .report import best_rows, write_report, write_section
+from .report import name_files, write_pages, write_report
 from .smoke import shrink
 from .workshop import Workshop
 
@@ -136,11 +135,11 @@ def leave_out(case: Case, reason: str, out: Path, root: Path | None) -> None:
 
 
 def read_results(out: Path) -> tuple[dict[str, Any], dict[str, str]]:
-    """Return results of earlier runs by their cases' names, and why others are missing.
+    """Return earlier results on this kind of machine by their cases' names, and why others are missing.
 
     Measurements that an earlier version made during other work do not count as results.
     """
-    path = out / "suite.json"
+    path = out / f"{name_files(environment())}.json"
     if not path.exists():
         return {}, {}
     suite = json.loads(path.read_text(encoding="utf-8"))
@@ -149,17 +148,16 @@ def read_results(out: Path) -> tuple[dict[str, Any], dict[str, str]]:
 
 
 def write_results(kept: dict[str, Any], left_out: dict[str, str], out: Path, root: Path | None) -> None:
-    """Write suite.json and the report of it, in the order of the groups."""
+    """Write this kind of machine's results by groups, their report, and the pages of all kinds."""
     groups = list(GROUPS)
     results = dict(sorted(kept.items(), key=lambda item: groups.index(item[1]["group"])))
-    about = environment()
-    suite = {"environment": about, "cases": results, "left_out": left_out}
-    (out / "suite.json").write_text(json.dumps(suite, indent=1) + "\n", encoding="utf-8")
-    text = write_report(results, about, out, left_out)
+    suite = {"environment": environment(), "cases": results, "left_out": left_out}
+    path = out / f"{name_files(suite['environment'])}.json"
+    path.write_text(json.dumps(suite, indent=1) + "\n", encoding="utf-8")
+    write_report(suite, out)
     if root is not None:
-        shutil.copy(out / "suite.png", root / "docs" / "pictures" / "benchmark.png")
-        write_section(root / "docs" / "benchmark.md", f"{text}![The same as bars](pictures/benchmark.png)\n")
-        write_section(root / "README.md", best_rows(results))
+        found = [json.loads(each.read_text(encoding="utf-8")) for each in sorted(out.glob("suite-*.json"))]
+        write_pages(found, out, root)
 
 
 if __name__ == "__main__":

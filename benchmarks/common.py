@@ -19,6 +19,8 @@ from typing import Any
 
 from planforge.runtime.apps.diagnostics.machine import find_processor_name
 
+from .machine import find_instruction_set
+
 RESULTS = Path(__file__).parent / "results"
 PLACES = {"rss": "VmRSS", "anonymous": "RssAnon"}  # of memory, by Linux's names
 
@@ -34,6 +36,7 @@ def environment() -> dict[str, Any]:
     return {
         "date": datetime.now(timezone.utc).strftime("%Y-%m-%d"),
         "cpu": find_processor_name(),
+        "instruction_set": find_instruction_set(),
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         "python": platform.python_version(),
         "versions": versions,

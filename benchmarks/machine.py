@@ -3,22 +3,51 @@
 from __future__ import annotations
 
 import os
+import platform
+import re
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from planforge.runtime.apps.diagnostics.bench import READ_BYTES, read_bandwidth
+from planforge.runtime.backends.requirements import CPUINFO, read_x86_flags
 
 STAT = Path("/proc/stat")
 BUSY = 0.1  # of the processors' time; figures during that much other work mean little
 
 
-def measure_machine(threads: int) -> dict[str, float]:
+# Of x86 processors, the best first: the name, and the feature in Linux's words.
+INSTRUCTION_SETS = {
+    "AMX": "amx_int8",
+    "AVX-512 VNNI": "avx512_vnni",
+    "AVX-VNNI": "avx_vnni",
+    "AVX-512": "avx512f",
+    "AVX2": "avx2",
+}
+CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
+
+
+def find_instruction_set(cpuinfo: Path = CPUINFO, machine: str = platform.machine()) -> str:
+    """Return the best instructions that programs see; under `python -m tests.avx2` "AVX2"."""
+    flags = read_x86_flags(machine, cpuinfo) or ()
+    return next((name for name, flag in INSTRUCTION_SETS.items() if flag in flags), machine)
+
+
+def find_cache_mb(caches: Path = CACHES) -> float:
+    """Return the size of the processor's last cache in MB; 0 where the system does not say."""
+    sizes = [path.read_text(encoding="ascii").strip() for path in caches.glob("index*/size")]
+    kilobytes = [int(found[1]) for size in sizes if (found := re.fullmatch(r"(\d+)K", size))]
+    return max(kilobytes, default=0) * 1024 / 1e6
+
+
+def measure_machine(threads: int) -> dict[str, Any]:
     """Measure the bytes that threads read per second, and fp32 operations of a product; the best of five.
 
-    Also how busy others keep the processors meanwhile that nothing is measured, from 0 to 1.
+    Also how busy others keep the processors meanwhile that nothing is measured, from 0 to 1; and the names of
+    the instructions, with the size of the last cache.
     """
     busy = busy_share(1.0)
     block = np.ones(READ_BYTES // 8, np.int64)
@@ -31,6 +60,8 @@ def measure_machine(threads: int) -> dict[str, float]:
         matrix @ matrix
         best_product = min(best_product, time.perf_counter() - start)
     return {
+        "instruction_set": find_instruction_set(),
+        "last_cache_mb": round(find_cache_mb(), 1),
         "busy": round(busy, 2),
         "read_gb_per_s": round(read / 1e9, 1),
         "gflop_per_s": round(2 * len(matrix) ** 3 / best_product / 1e9, 1),

@@ -240,7 +240,7 @@ def later(name: str, run: Run) -> dict[str, Any]:
     return {f"{name} in round {i}": answer["did"] for i, answer in enumerate(run.answers, 1)}
 
 
-def figures(run: Run, machine: Mapping[str, float]) -> dict[str, Any]:
+def figures(run: Run, machine: Mapping[str, Any]) -> dict[str, Any]:
     """Return medians, percentiles and bytes of one entry."""
     work = run.entry.work
     prepared = run.prepared

@@ -14,6 +14,7 @@ from typing import Any
 from .systems.system import Skip
 
 ROOT = Path(__file__).resolve().parent.parent
+LLAMA_AVX2 = ROOT / "build" / "llama-avx2"
 
 
 class ProcessError(Exception):
@@ -40,6 +41,9 @@ class Process:
         self.log = log
         environment = {**os.environ, "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
         environment.pop("PYTHONDONTWRITEBYTECODE", None)  # every system's modules are compiled, as installed
+        if "AVX2_CPUINFO" in environment:  # compiled for this processor, llama.cpp asks for no features
+            paths = [str(LLAMA_AVX2), environment.get("PYTHONPATH", "")]
+            environment["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
         if "threads" in order:
             environment["OMP_NUM_THREADS"] = str(order["threads"])
         log.parent.mkdir(parents=True, exist_ok=True)

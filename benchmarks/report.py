@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import re
+import shutil
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,6 +15,7 @@ from .alike import abbreviate
 from .measure import TIMES, value_of
 
 Result = Mapping[str, Any]
+Suite = Mapping[str, Any]  # "environment", "cases" by their names, and "left_out"
 
 BEGIN = "<!-- benchmarks: begin -->"
 END = "<!-- benchmarks: end -->"
@@ -67,6 +70,8 @@ COLUMNS = (
     ("min", "cosine_min", "", "{:.4f}"),
 )
 PLANFORGE = "PlanForge"
+WITHOUT_AMX = " llama.cpp is compiled without AMX: with it, it crashes."
+IN_CACHE = 1.05  # of the memory's speed: above, weights come from the processor's last cache
 
 
 def table(heading: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -85,15 +90,23 @@ def case_section(result: Result) -> str:
         f"## {result['title']}\n",
         table(["", *(c[0] for c in used)], rows),
         f"{result['date']}, {result['rounds']} rounds; the machine reads {machine['read_gb_per_s']} GB/s"
-        f" and multiplies at {machine['gflop_per_s']} GFLOP/s, and was {machine['busy']:.0%} busy with other"
-        " things.\n",
+        f" and multiplies at {machine['gflop_per_s']} GFLOP/s{describe_cache(machine)}, and was"
+        f" {machine['busy']:.0%} busy with other things.\n",
         "".join(f"- {line}\n" for line in (*notes(result), *targets(result))),
     ]
     return "\n".join(parts)
 
 
+def describe_cache(machine: Mapping[str, Any]) -> str:
+    """Return the size of the last cache in words, where it is known."""
+    size = machine.get("last_cache_mb")
+    return f", has a last cache of {size:,.0f} MB" if size else ""
+
+
 def cell(figures: Mapping[str, Any], column: tuple[str, str, str, str]) -> str:
     value = figures.get(column[1])
+    if column[1] == "bandwidth_share" and value is not None and value > IN_CACHE:
+        return "in the last cache"
     if isinstance(value, Mapping):
         value = value[column[2]]
     return "" if value is None else column[3].format(value)
@@ -208,9 +221,9 @@ def summary(results: Mapping[str, Result]) -> str:
             )
             lines.append(f"- {result['title']}: {'; '.join(found)}\n")
     parts = [
-        f"### {heading}\n\n{comparison_table(compared, heading)}" for heading, compared in tables.items()
+        f"#### {heading}\n\n{comparison_table(compared, heading)}" for heading, compared in tables.items()
     ]
-    return "".join(parts + (["### PlanForge alone\n\n"] if lines else []) + lines)
+    return "".join(parts + (["#### PlanForge alone\n\n"] if lines else []) + lines)
 
 
 def number(value: float | None) -> str:
@@ -263,9 +276,28 @@ def draw_bars(panel: Any, row: Row, slots: int) -> None:
     panel.spines[:].set_visible(False)
 
 
-def best_rows(results: Mapping[str, Result]) -> str:
-    """Return the table of the cases in `BEST`."""
-    return comparison_table({name: results[name] for name in BEST if name in results})
+def best_rows(suites: Sequence[Suite]) -> str:
+    """Return the table of the cases in `BEST`: for each kind of machine, PlanForge and the best other."""
+    cells: dict[str, dict[str, tuple[str, str]]] = {}
+    kinds = [suite["environment"]["instruction_set"] for suite in suites]
+    for kind, suite in zip(kinds, suites, strict=True):
+        for row in comparisons({name: suite["cases"][name] for name in BEST if name in suite["cases"]}):
+            cells.setdefault(row.title, {})[kind] = row.labels.get(PLANFORGE, ""), best_other(row)
+    heading = ["", *(f"{kind}: {who}" for kind in kinds for who in (PLANFORGE, "best other"))]
+    rows = [
+        [title, *(cell for kind in kinds for cell in found.get(kind, ("", "")))]
+        for title, found in cells.items()
+    ]
+    return table(heading, rows) + "\n"
+
+
+def best_other(row: Row) -> str:
+    """Return the best result of those that are not PlanForge's, with its name; "" where there is none."""
+    others = {name: value for name, value in row.values.items() if name != PLANFORGE}
+    if not others:
+        return ""
+    best = (min if row.metric in TIMES else max)(others, key=others.__getitem__)
+    return f"{row.labels[best]}, {best}"
 
 
 def write_section(page: Path, text: str) -> None:
@@ -281,35 +313,59 @@ def write_section(page: Path, text: str) -> None:
     page.write_text(f"{before}{BEGIN}\n{text}{END}{after}", encoding="utf-8")
 
 
-def write_report(
-    results: Mapping[str, Result],
-    environment: Mapping[str, Any],
-    out: Path,
-    left_out: Mapping[str, str] | None = None,
-) -> str:
-    """Write suite.md and suite.png into a folder.
+def name_files(environment: Mapping[str, Any]) -> str:
+    """Return what a suite's files are called on a kind of machine, without their ends."""
+    return "suite-" + re.sub(r"[^a-z0-9]+", "-", environment["instruction_set"].lower())
 
-    Args:
-        results: by their cases' names.
-        environment: of `common.environment`.
-        out: the folder.
-        left_out: why there is no result, by the case's name.
 
-    Returns:
-        What docs/benchmark.md shows.
-    """
+def name_machine(environment: Mapping[str, Any]) -> str:
+    """Return a machine in words."""
+    return f"{environment['cores']} cores of {environment['cpu']}, {environment['instruction_set']}"
+
+
+def list_versions(suite: Suite) -> str:
+    """Return the measured packages with their versions, and what is special of one."""
     versions = {
         f"{name} {version}"
-        for result in results.values()
+        for result in suite["cases"].values()
         for figures in result["entries"].values()
         for name, version in figures["versions"].items()
     }
-    cores = f"{environment['cores']} cores of {environment['cpu']}"
-    machine = f"{cores}. {', '.join(sorted(versions))}.\n"
-    missing = "".join(f"- left out: {reason}\n" for reason in (left_out or {}).values())
+    note = WITHOUT_AMX if suite["environment"]["instruction_set"] == "AMX" else ""
+    return f"{', '.join(sorted(versions))}.{note}"
+
+
+def list_left_out(suite: Suite) -> str:
+    """Return a line for each case that has no result, with the reason."""
+    return "".join(f"- left out: {reason}\n" for reason in suite["left_out"].values())
+
+
+def write_report(suite: Suite, out: Path) -> None:
+    """Write a suite's Markdown page and plot into a folder."""
+    results = suite["cases"]
+    machine = name_machine(suite["environment"])
+    name = name_files(suite["environment"])
     parts = [case_section(result) for result in results.values()]
-    if missing:
+    if missing := list_left_out(suite):
         parts.append(missing)
-    (out / "suite.md").write_text("\n".join([f"# Benchmarks\n\n{machine}", *parts]), encoding="utf-8")
-    plot(results, out / "suite.png", f"PlanForge and its peers, {cores}")
-    return f"{machine}\n{summary(results)}{missing}\n"
+    page = "\n".join([f"# Benchmarks: {machine}\n\n{list_versions(suite)}\n", *parts])
+    (out / f"{name}.md").write_text(page, encoding="utf-8")
+    plot(results, out / f"{name}.png", f"PlanForge and its peers, {machine}")
+
+
+def write_pages(suites: Sequence[Suite], out: Path, root: Path) -> None:
+    """Put the results of all kinds of machines into docs/benchmark.md, with the plots, and README.md."""
+    sections = []
+    for suite in suites:
+        environment = suite["environment"]
+        name = name_files(environment)
+        picture = root / "docs" / "pictures" / f"{name}.png"
+        shown = f"![The same as bars](pictures/{picture.name})\n"
+        if (out / picture.name).exists():
+            shutil.copy(out / picture.name, picture)
+        sections.append(
+            f"### {name_machine(environment)}\n\n{list_versions(suite)}\n\n{summary(suite['cases'])}"
+            f"{list_left_out(suite)}\n{shown}"
+        )
+    write_section(root / "docs" / "benchmark.md", "\n".join(sections))
+    write_section(root / "README.md", best_rows(suites))

@@ -16,6 +16,7 @@ from ..engine_clock import EngineClock
 from .system import MEAN, Session, Skip, System, Tick
 
 MAX_BATCH = 32
+OPENVINO = ("bf16", "w8a8")  # precisions that run in it
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -29,7 +30,9 @@ class PlanForge(System):
     packages = ("planforge",)
     classes: Mapping[str, str] = {
         "fp32": "fp32",
+        "bf16": "16-bit",
         "int8": "8-bit",
+        "w8a8": "8-bit",
         "int4": "4-bit",
         "fp32-kv8": "fp32",
         "int8-kv8": "8-bit",
@@ -51,12 +54,12 @@ class PlanForge(System):
                 settings.get("source", checkpoint),
                 out,
                 precision=[precision],
-                target=["cpu"],
+                target=["openvino" if precision in OPENVINO else "cpu"],
                 max_batch=MAX_BATCH,
                 verify=settings.get("verify", False),
                 force=True,
             )
-        except InputError as error:  # this version does not have the precision
+        except InputError as error:  # this version or processor does not have the precision
             raise Skip(f"{precision} can't be exported: {error}") from error
 
     def code_stamp(self) -> str:

@@ -2,6 +2,9 @@
 
 PyTorch has switches for it. ONNX Runtime has none: the command gets a copy whose `cpuid` is answered by
 avx2only.c. The copy lies in build/avx2, and is made again for another version.
+
+With `--everywhere` before the command the features are hidden from all libraries, such as OpenVINO and
+CTranslate2, where the processor can do that (`cpuid_fault` in /proc/cpuinfo). Benchmarks need it.
 """
 
 from __future__ import annotations
@@ -52,7 +55,9 @@ assert seen == (True, "AVX2", True), f"AVX-512 or VNNI is still seen: {seen}"
 
 def main(command: list[str]) -> None:
     """Run a command in place of this process; where nothing can be hidden, say why and end well."""
-    reason = find_hindrance()
+    everywhere = command[:1] == ["--everywhere"]
+    command = command[everywhere:]
+    reason = find_hindrance(everywhere)
     if reason:
         print(f"skipped, not run as with AVX2 alone: {reason}")
         return
@@ -61,14 +66,14 @@ def main(command: list[str]) -> None:
         **SWITCHES,
         "AVX2_CPUINFO": str(write_features(FOLDER)),
         "LD_PRELOAD": str(compile_answers(FOLDER)),
-        "PYTHONPATH": str(copy_onnxruntime(FOLDER)),
+        **({"AVX2_EVERYWHERE": "1"} if everywhere else {"PYTHONPATH": str(copy_onnxruntime(FOLDER))}),
     }
     subprocess.run([sys.executable, "-c", CHECK], env=environment, check=True)
     sys.stdout.flush()
     os.execvpe(command[0], command, environment)
 
 
-def find_hindrance() -> str | None:
+def find_hindrance(everywhere: bool = False) -> str | None:
     """Return why this machine cannot show what an AVX2 processor does, or None."""
     if (sys.platform, platform.machine()) != ("linux", "x86_64"):
         return "it takes Linux on x86-64"
@@ -77,6 +82,8 @@ def find_hindrance() -> str | None:
         return "the processor has no AVX2"
     if not any(is_hidden(flag) for flag in flags):
         return "the processor has neither AVX-512 nor VNNI, so that all tests show it"
+    if everywhere and "cpuid_fault" not in flags:
+        return "the processor cannot hide its features from all libraries: it has no cpuid_fault"
     missing = [name for name in ("gcc", "objdump") if shutil.which(name) is None]
     return f"there is no {missing[0]}" if missing else None
 

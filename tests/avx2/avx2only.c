@@ -3,6 +3,9 @@
  * Only the kernel could hide features from `cpuid`, and few machines' kernels may. So `__main__.py` puts
  * UD0, an instruction that no processor has, in place of each `cpuid` of a copy of ONNX Runtime, and the
  * signal that it raises is answered here. The file of AVX2_CPUINFO is read as /proc/cpuinfo.
+ *
+ * With AVX2_EVERYWHERE the kernel is asked to let `cpuid` itself fail, in all libraries, where it can. Its signal
+ * is the one of wrong addresses, which programs under test need for themselves.
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -12,7 +15,9 @@
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/syscall.h>
 #include <ucontext.h>
+#include <unistd.h>
 
 /* Bits of leaf 7: https://en.wikipedia.org/wiki/CPUID#EAX=7,_ECX=0:_Extended_Features */
 static const uint32_t HIDDEN_EBX = /* AVX-512 F, DQ, IFMA, PF, ER, CD, BW, VL */
@@ -27,6 +32,9 @@ static const uint32_t HIDDEN_EDX_1 = /* AVX-VNNI-INT8, AVX-NE-CONVERT, AMX COMPL
     1u << 4 | 1u << 5 | 1u << 8 | 1u << 10 | 1u << 19;
 static const uint32_t HIDDEN_STATE = 0x600e0u; /* registers of AVX-512 and AMX, of leaf 13 */
 
+#define ARCH_SET_CPUID 0x1012
+
+static int hides_everywhere;
 static int (*next_sigaction)(int, const struct sigaction *, struct sigaction *);
 static int (*next_open)(const char *, int, ...);
 
@@ -37,12 +45,16 @@ static void answer(int number, siginfo_t *info, void *context)
     uint32_t leaf = registers[REG_RAX], subleaf = registers[REG_RCX];
     uint32_t a = leaf, b, c = subleaf, d;
     (void)info;
-    if (instruction[0] != 0x0f || instruction[1] != 0xff) { /* not ours: the program dies of it */
+    if (instruction[0] != 0x0f || instruction[1] != (number == SIGSEGV ? 0xa2 : 0xff)) { /* the program dies of it */
         struct sigaction usual = {.sa_handler = SIG_DFL};
         next_sigaction(number, &usual, NULL);
         return;
     }
+    if (hides_everywhere)
+        syscall(SYS_arch_prctl, ARCH_SET_CPUID, 1UL);
     __asm__ volatile("cpuid" : "+a"(a), "=b"(b), "+c"(c), "=d"(d));
+    if (hides_everywhere)
+        syscall(SYS_arch_prctl, ARCH_SET_CPUID, 0UL);
     if (leaf == 7 && subleaf == 0) {
         b &= ~HIDDEN_EBX;
         c &= ~HIDDEN_ECX;
@@ -67,14 +79,19 @@ __attribute__((constructor)) static void begin(void)
     next_sigaction = dlsym(RTLD_NEXT, "sigaction");
     next_open = dlsym(RTLD_NEXT, "open");
     next_sigaction(SIGILL, &action, NULL);
+    if (getenv("AVX2_EVERYWHERE") == NULL)
+        return;
+    next_sigaction(SIGSEGV, &action, NULL);
+    hides_everywhere = syscall(SYS_arch_prctl, ARCH_SET_CPUID, 0UL) == 0;
 }
 
-/* Nobody takes the signal away: Python's faulthandler, which pytest turns on, would. */
+/* Nobody takes the signals away: Python's faulthandler, which pytest turns on, would. */
 int sigaction(int number, const struct sigaction *action, struct sigaction *old)
 {
     if (next_sigaction == NULL)
         next_sigaction = dlsym(RTLD_NEXT, "sigaction");
-    return next_sigaction(number, number == SIGILL ? NULL : action, old);
+    int ours = number == SIGILL || (number == SIGSEGV && hides_everywhere);
+    return next_sigaction(number, ours ? NULL : action, old);
 }
 
 int open(const char *path, int flags, ...)

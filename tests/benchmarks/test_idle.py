@@ -14,9 +14,12 @@ import pytest
 
 from benchmarks import __main__ as command
 from benchmarks.case import Case
+from benchmarks.common import environment
 from benchmarks.idle import ATTEMPTS, PATIENCE, BusyMachineError, measure_when_idle
 from benchmarks.machine import BusyMeter, own_ticks
+from benchmarks.report import name_files
 
+SUITE = name_files(environment())  # what this machine's files are called
 PIPES: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
 
 
@@ -146,8 +149,8 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[float], st
 
 
 def test_a_case_left_out_is_said_and_has_no_result(tmp_path: Path, run: Callable[[float], str]) -> None:
-    suite = tmp_path / "out" / "suite.json"
-    report = tmp_path / "out" / "suite.md"
+    suite = tmp_path / "out" / f"{SUITE}.json"
+    report = tmp_path / "out" / f"{SUITE}.md"
     assert run(0.0) == "0"
     assert list(json.loads(suite.read_text(encoding="utf-8"))["cases"]) == ["decode-x"]
     assert run(1.0).startswith("decode-x is left out: the machine was busy with other things")
@@ -162,7 +165,7 @@ def test_a_case_left_out_is_said_and_has_no_result(tmp_path: Path, run: Callable
 
 def test_what_was_kept_of_a_busy_machine_goes(tmp_path: Path) -> None:
     suite = {"cases": {"old": result(busy=0.8), "good": result()}}
-    (tmp_path / "suite.json").write_text(json.dumps(suite), encoding="utf-8")
+    (tmp_path / f"{SUITE}.json").write_text(json.dumps(suite), encoding="utf-8")
     command.keep("new", result(), tmp_path, root=None)
-    written = json.loads((tmp_path / "suite.json").read_text(encoding="utf-8"))
+    written = json.loads((tmp_path / f"{SUITE}.json").read_text(encoding="utf-8"))
     assert sorted(written["cases"]) == ["good", "new"]

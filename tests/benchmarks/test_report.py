@@ -9,8 +9,21 @@ import pytest
 
 from benchmarks.__main__ import keep, resolve_cases
 from benchmarks.case import Limit, Target
+from benchmarks.common import environment
+from benchmarks.machine import find_cache_mb, find_instruction_set
 from benchmarks.measure import judge_target
-from benchmarks.report import BEGIN, BEST, END, case_section, comparisons, summary, write_section
+from benchmarks.report import (
+    BEGIN,
+    BEST,
+    END,
+    WITHOUT_AMX,
+    case_section,
+    comparisons,
+    name_files,
+    summary,
+    write_pages,
+    write_section,
+)
 
 from ..helpers.paths import ROOT
 
@@ -95,12 +108,78 @@ def test_results_go_into_the_pages_and_other_cases_keep_theirs(tmp_path: Path) -
         text.startswith(f"# Title\n\n{BEGIN}\n") and text.endswith(f"{END}\n\nafter\n") and "old" not in text
     )
     assert text.index("| Model: tokens/s | 61.2 | 20 |") < text.index("| Second | 61.2 | 20 |")
-    assert "(pictures/benchmark.png)" in text and (out / "suite.png").read_bytes().startswith(b"\x89PNG")
-    assert "## Second" in (out / "suite.md").read_text(encoding="utf-8")
+    kind = environment()["instruction_set"]
+    name = name_files(environment())
+    picture = (out / f"{name}.png").read_bytes()
+    assert picture.startswith(b"\x89PNG")
+    assert f"(pictures/{name}.png)" in text and (page.parent / f"pictures/{name}.png").read_bytes() == picture
+    assert "## Second" in (out / f"{name}.md").read_text(encoding="utf-8")
     best = readme.read_text(encoding="utf-8")
-    assert "| Model: tokens/s | 61.2 | 20 |" in best and "Second" not in best
+    assert "| Model: tokens/s | 61.2 | 20, Peer |" in best and "Second" not in best
+    assert f"|  | {kind}: PlanForge | {kind}: best other |" in best
     keep(BEST[0], side_by_side() | {"title": "Again"}, out, tmp_path)
     assert "Model: tokens/s" not in page.read_text(encoding="utf-8") + readme.read_text(encoding="utf-8")
+
+
+def make_suite(instruction_set: str, **cases: Any) -> dict[str, Any]:
+    about = {"cpu": "A processor", "cores": 2, "instruction_set": instruction_set}
+    return {"environment": about, "cases": cases, "left_out": {}}
+
+
+def test_the_pages_have_each_kind_of_machine(tmp_path: Path) -> None:
+    (tmp_path / "docs").mkdir()
+    for page in ("README.md", "docs/benchmark.md"):
+        (tmp_path / page).write_text(f"{BEGIN}\n{END}\n", encoding="utf-8")
+    fast = side_by_side()
+    fast["entries"] = {
+        **fast["entries"],
+        "peer": entry("Peer", "fp32", 99.0),
+        "best": entry("Best", "fp32", 101.0),
+    }
+    one = make_suite("AMX", **{BEST[0]: fast})
+    other = make_suite("AVX2", **{BEST[0]: side_by_side(), BEST[1]: case({}, title="Nobody: tokens/s")})
+    write_pages([one, other], tmp_path, tmp_path)
+    readme = (tmp_path / "README.md").read_text(encoding="utf-8")
+    assert "|  | AMX: PlanForge | AMX: best other | AVX2: PlanForge | AVX2: best other |" in readme
+    assert "| Model: tokens/s | 61.2 | 101, Best | 61.2 | 20, Peer |" in readme
+    page = (tmp_path / "docs/benchmark.md").read_text(encoding="utf-8")
+    assert page.index("### 2 cores of A processor, AMX") < page.index("### 2 cores of A processor, AVX2")
+    assert page.count("#### GPT-2 124M") == 2 and page.count(WITHOUT_AMX.strip()) == 1
+
+
+def test_weights_in_the_last_cache_have_no_share_of_the_memory_s_speed() -> None:
+    shares = {"fp32": 0.93, "int8": 1.62}
+    result = case({name: entry("PlanForge", name, 1, bandwidth_share=it) for name, it in shares.items()})
+    result["machine"] = {**result["machine"], "last_cache_mb": 503.3}
+    text = case_section(result)
+    assert "| 93% |" in text and "| in the last cache |" in text and "162%" not in text
+    assert "has a last cache of 503 MB" in text
+
+
+@pytest.mark.parametrize(
+    ("flags", "machine", "found"),
+    [
+        ("avx2 avx512f avx512_vnni amx_int8", "x86_64", "AMX"),
+        ("avx2 avx512f avx512_vnni", "x86_64", "AVX-512 VNNI"),
+        ("avx2 avx_vnni", "x86_64", "AVX-VNNI"),
+        ("avx2 avx512f", "AMD64", "AVX-512"),
+        ("avx avx2", "x86_64", "AVX2"),
+        ("sse2", "x86_64", "x86_64"),
+        ("", "aarch64", "aarch64"),
+    ],
+)
+def test_a_machine_is_known_by_its_instructions(flags: str, machine: str, found: str, tmp_path: Path) -> None:
+    path = tmp_path / "cpuinfo"
+    path.write_text(f"flags : {flags}\n", encoding="utf-8")
+    assert find_instruction_set(path, machine) == found
+
+
+def test_the_last_cache_is_the_largest(tmp_path: Path) -> None:
+    assert find_cache_mb(tmp_path / "none") == 0
+    for number, size in enumerate(("48K", "2048K", "491520K")):
+        (tmp_path / f"index{number}").mkdir()
+        (tmp_path / f"index{number}/size").write_text(f"{size}\n", encoding="ascii")
+    assert find_cache_mb(tmp_path) == pytest.approx(503.3, abs=0.1)
 
 
 def test_a_page_without_the_place_for_results_is_refused(tmp_path: Path) -> None:
