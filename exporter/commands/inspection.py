@@ -193,6 +193,7 @@ def describe_precisions(manifest: Manifest) -> str:
         return "no graph"
     default = manifest.default_precision or precisions[0]
     why = "set by `planforge bench`" if manifest.default_precision else "the first that was exported"
+    why += f", on {manifest.default_backend}" if manifest.default_backend else ""
     others = [precision for precision in precisions if precision != default]
     return f"{default} by default ({why}){'; also ' if others else ''}{', '.join(others)}"
 

@@ -6,6 +6,7 @@ OpenVINO itself rounds to bf16 what an fp32 graph multiplies, on processors that
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -22,6 +23,7 @@ from .dialects import choose_artifact
 from .threads import choose_threads
 
 NAME = "openvino"
+TELEMETRY = "openvino_telemetry"
 BF16 = "bf16"
 # What it rounds products to, by the precisions that it runs; w8a8's graph itself rounds to 8 bits.
 HINTS = {"fp32": "f32", BF16: "bf16", "w8a8": "f32"}
@@ -29,11 +31,23 @@ NO_BF16 = "this processor multiplies no bf16, as those with AMX or AVX-512 BF16 
 
 
 def import_openvino() -> ModuleType:
-    """Return OpenVINO's module, or raise an error that names the extra."""
+    """Return OpenVINO's module, or raise an error that names the extra.
+
+    Its import tells its makers of itself, with an id of this user that it keeps in the home folder, unless
+    the package for that is missing: so it is, meanwhile.
+    """
+    known = sys.modules.get(TELEMETRY)
+    if "openvino" not in sys.modules:
+        sys.modules[TELEMETRY] = None  # type: ignore[assignment]
     try:
         import openvino
     except ModuleNotFoundError as error:
         raise BackendUnavailableError(f"it needs OpenVINO: {suggest_install('openvino')}") from error
+    finally:
+        if sys.modules.get(TELEMETRY) is None:
+            sys.modules.pop(TELEMETRY, None)
+        if known is not None:
+            sys.modules[TELEMETRY] = known
     return openvino  # type: ignore[no-any-return]
 
 

@@ -72,7 +72,8 @@ def open_on(
 def list_candidates(bundle: Bundle, request: LoadRequest) -> tuple[str, ...]:
     """Return the engines that "auto" tries, the best first."""
     manifest = bundle.manifest
-    precision = request.precision or manifest.default_precision or manifest.artifacts[0].precision
+    first = next((artifact.precision for artifact in manifest.artifacts), None)
+    precision = request.precision or manifest.default_precision or first
     is_default = request.precision is None and manifest.default_backend == OPTIONAL
     wanted = is_default or precision in OPTIONAL_FOR
     return tuple(name for name in BACKEND_PRIORITY if wanted or name != OPTIONAL)

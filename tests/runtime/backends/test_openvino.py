@@ -6,8 +6,12 @@ A processor without bf16 computes in fp32 what it is asked for in bf16: tests th
 from __future__ import annotations
 
 import dataclasses
+import json
 import logging
+import os
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from io import StringIO
@@ -172,9 +176,29 @@ def refuse() -> Any:
 
 
 def test_a_program_without_the_package_is_told_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(__import__("sys").modules, "openvino", None)
+    monkeypatch.setitem(sys.modules, "openvino", None)
     with pytest.raises(BackendUnavailableError, match=r"pip install 'planforge\[openvino\]'"):
         OpenVinoBackend()
+
+
+def test_its_makers_are_told_nothing(bundle: Path, tmp_path: Path) -> None:
+    code = (
+        "import json, sys\n"
+        "from planforge.runtime import load\n"
+        "load(sys.argv[1], backend='openvino', precision='fp32', threads=1).close()\n"
+        "import openvino\n"
+        "assert callable(openvino.convert_model)\n"
+        "print(json.dumps([name for name in sys.modules if name.startswith('openvino_telemetry')]))\n"
+    )
+    home = tmp_path / "home"
+    home.mkdir()
+    environment = {**os.environ, "HOME": str(home), "USERPROFILE": str(home)}
+    environment.pop("CI", None)  # in which it says nothing
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(bundle)], capture_output=True, text=True, check=True, env=environment
+    )
+    assert json.loads(done.stdout) == []
+    assert {path.name for path in home.iterdir()} <= {".cache"}
 
 
 def test_decoders_and_other_precisions_are_refused(whole_bundle: Path, bundle: Path) -> None:
