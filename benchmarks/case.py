@@ -116,6 +116,7 @@ class Case:
         fresh: every round starts each process anew, to measure its start.
         metric: what the table of all cases and the plot show.
         rounds: at most so many, whatever the command line says.
+        in_a_row: how many works each system does after the rounds, alone and without a pause.
         warm_up: seconds of work before the first round, of which one piece is always done. PlanForge moves
             weights into huge pages meanwhile.
         processes: how often each process is started, for all rounds: where its memory lies makes one some
@@ -132,6 +133,7 @@ class Case:
     fresh: bool = False
     metric: str = "per_s"
     rounds: int = 99
+    in_a_row: int = 0
     warm_up: float = 5.0
     processes: int = 1
     reference: str = ""

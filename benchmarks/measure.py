@@ -27,17 +27,18 @@ from .workshop import Prepared, Workshop
 
 PAUSE = 0.3  # seconds between systems: some keep their threads spinning for 0.2 s after their work
 CACHED = 50e6  # bytes; of smaller weights much may stay in the processor's caches
-TIMES = ("ttft_ms", "inter_token_ms", "ms", "start_s", "outside_ms")  # metrics of which less is better
+TIMES = ("ttft_ms", "inter_token_ms", "ms", "row_ms", "start_s", "outside_ms")  # of which less is better
 
 
 @dataclass
 class Run:
-    """An entry that takes part, and its answers, one for each round."""
+    """An entry that takes part, and its answers, one for each round; `row` has those without a pause."""
 
     entry: Entry
     prepared: Prepared
     warm: dict[str, Any] = field(default_factory=dict)
     answers: list[dict[str, Any]] = field(default_factory=list)
+    row: list[dict[str, Any]] = field(default_factory=list)
     starts: list[float] = field(default_factory=list)
     vectors: Path | None = None
     expected: list[list[int]] | None = None  # what the case's reference answers
@@ -144,7 +145,7 @@ def expect_tokens(case: Case, runs: Mapping[str, Run], workshop: Workshop) -> No
 
 
 def warm_rounds(case: Case, runs: dict[str, Run], workshop: Workshop, rounds: int) -> dict[str, str]:
-    """Open every process, warm it up, compare their work, and let them take turns.
+    """Open every process, warm it up, compare their work, and let them take turns, then work in a row.
 
     The order moves on by one from round to round. Entries that fail leave `runs`; returns why.
     """
@@ -165,6 +166,10 @@ def warm_rounds(case: Case, runs: dict[str, Run], workshop: Workshop, rounds: in
                 with skip_on_failure(name, runs, failed):
                     run = runs[name]
                     run.answers.append(processes[run.entry.process].ask(run.message()))
+        for name in list(runs) if case.in_a_row else []:
+            time.sleep(PAUSE)
+            with skip_on_failure(name, runs, failed):
+                work_in_a_row(processes[runs[name].entry.process], runs[name], case.in_a_row)
     finally:
         for process in processes.values():
             process.close()
@@ -178,6 +183,12 @@ def warm_up(process: Process, run: Run, seconds: float) -> dict[str, Any]:
     while time.monotonic() < end:
         process.ask(run.message())
     return answer
+
+
+def work_in_a_row(process: Process, run: Run, works: int) -> None:
+    """Let a process do its work so often without a pause, while the other processes wait."""
+    for _ in range(works):
+        run.row.append(process.ask(run.message()))
 
 
 @contextlib.contextmanager
@@ -236,8 +247,9 @@ def compare_work(case: Case, runs: Mapping[str, Run]) -> None:
 
 
 def later(name: str, run: Run) -> dict[str, Any]:
-    """Return an entry's answers of each round, by names that tell the rounds."""
-    return {f"{name} in round {i}": answer["did"] for i, answer in enumerate(run.answers, 1)}
+    """Return what an entry did in each round and in a row, by names that tell which."""
+    rounds = {f"{name} in round {i}": answer["did"] for i, answer in enumerate(run.answers, 1)}
+    return rounds | {f"{name} at work {i} in a row": answer["did"] for i, answer in enumerate(run.row, 1)}
 
 
 def figures(run: Run, machine: Mapping[str, Any]) -> dict[str, Any]:
@@ -268,6 +280,10 @@ def figures(run: Run, machine: Mapping[str, Any]) -> dict[str, Any]:
             found["bandwidth_share"] = round(reading / float(np.median(gaps)), 3)
     for name in run.answers[0].get("figures", {}):
         found[name] = round(float(np.median([answer["figures"][name] for answer in run.answers])), 3)
+    if run.row:
+        in_a_row = float(np.median([answer["seconds"] for answer in run.row]))
+        found["row_ms"] = round(1e3 * in_a_row, 3)
+        found["row_per_s"] = round(work.units / in_a_row, 1)
     if run.starts:
         found["start_s"] = compute_percentiles(run.starts)
     return found

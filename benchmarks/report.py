@@ -41,6 +41,7 @@ DETAILS = (
 )
 UNITS = {
     "per_s": "per second",
+    "row_per_s": "per second in a row",
     "ttft_ms": "ms to first token",
     "inter_token_ms": "ms per token",
     "start_s": "s to first token",
@@ -49,11 +50,13 @@ UNITS = {
     "cosine_mean": "mean cosine to fp32",
     "cosine_min": "least cosine to fp32",
     "ms": "ms",
+    "row_ms": "ms in a row",
     "outside_ms": "CPU ms outside of the engine",
 }
 # Columns of a case's table: heading, figure, number in it, format.
 COLUMNS = (
     ("per second", "per_s", "", "{:,.1f}"),
+    ("per second in a row", "row_per_s", "", "{:,.1f}"),
     ("first token ms", "ttft_ms", "p50", "{:.1f}"),
     ("ms per token p50", "inter_token_ms", "p50", "{:.2f}"),
     ("p99", "inter_token_ms", "p99", "{:.2f}"),
@@ -61,6 +64,7 @@ COLUMNS = (
     ("of it outside of the engine", "outside_ms", "", "{:.3f}"),
     ("whole ms p50", "ms", "p50", "{:,.0f}"),
     ("p99", "ms", "p99", "{:,.0f}"),
+    ("whole ms in a row p50", "row_ms", "", "{:,.0f}"),
     ("process start to first token s", "start_s", "p50", "{:.2f}"),
     ("peak RSS MB", "peak_rss_mb", "", "{:,}"),
     ("files MB", "file_mb", "", "{:,.0f}"),
@@ -69,6 +73,8 @@ COLUMNS = (
     ("cosine mean", "cosine_mean", "", "{:.4f}"),
     ("min", "cosine_min", "", "{:.4f}"),
 )
+STATES = {"per_s": "in turns", "row_per_s": "in a row"}
+IN_TURNS = ("per second", "whole ms p50")  # columns that have another one for works in a row
 PLANFORGE = "PlanForge"
 WITHOUT_AMX = " llama.cpp is compiled without AMX: with it, it crashes."
 IN_CACHE = 1.05  # of the memory's speed: above, weights come from the processor's last cache
@@ -86,9 +92,10 @@ def case_section(result: Result) -> str:
     used = [c for c in COLUMNS if any(cell(figures, c) for figures in entries.values())]
     rows = [[figures["name"], *(cell(figures, c) for c in used)] for figures in entries.values()]
     machine = result["machine"]
+    both = measured_in_a_row(result)
     parts = [
         f"## {result['title']}\n",
-        table(["", *(c[0] for c in used)], rows),
+        table(["", *(f"{c[0]} in turns" if both and c[0] in IN_TURNS else c[0] for c in used)], rows),
         f"{result['date']}, {result['rounds']} rounds; the machine reads {machine['read_gb_per_s']} GB/s"
         f" and multiplies at {machine['gflop_per_s']} GFLOP/s{describe_cache(machine)}, and was"
         f" {machine['busy']:.0%} busy with other things.\n",
@@ -158,36 +165,55 @@ class Row:
     labels: dict[str, str]
 
 
-def comparisons(results: Mapping[str, Result]) -> list[Row]:
-    """Return the cases in which PlanForge has peers."""
+def comparisons(results: Mapping[str, Result], in_a_row: bool = False) -> list[Row]:
+    """Return the cases in which PlanForge has peers.
+
+    Args:
+        results: by their cases' names.
+        in_a_row: adds a row for works in a row below that for works in turns, where both were measured.
+    """
     rows = []
     for result in results.values():
         if alone(result):
             continue
-        better = min if result["metric"] in TIMES else max
-        classes: dict[str, dict[str, float]] = {}
+        classes: dict[str, list[Result]] = {}
         for figures in result["entries"].values():
-            values = classes.setdefault(figures["did"]["precision"], {})
-            value = value_of(figures, result["metric"])
-            assert value is not None
-            values[figures["system"]] = better(value, values.get(figures["system"], value))
-        for precision, values in classes.items():
-            what, colon, unit = result["title"].rpartition(": ")
-            title = result["title"] if len(classes) == 1 else f"{what}, {precision}{colon}{unit}"
-            labels = {
-                name: number(value) + fidelity(result, precision, name) for name, value in values.items()
-            }
-            rows.append(Row(title, result["metric"], values, labels))
+            classes.setdefault(figures["did"]["precision"], []).append(figures)
+        states = STATES if in_a_row and measured_in_a_row(result) else {result["metric"]: ""}
+        what, colon, unit = result["title"].rpartition(": ")
+        for precision, entries in classes.items():
+            for metric, state in states.items():
+                parts = (what, precision if len(classes) > 1 else "", state)
+                title = f"{', '.join(filter(None, parts))}{colon}{unit}"
+                rows.append(compare_systems(title, metric, entries))
     return rows
 
 
-def fidelity(result: Result, precision: str, system: str) -> str:
-    """Return the cosine of a system's vectors to fp32's, where there are vectors of fewer bits."""
-    for figures in result["entries"].values():
-        found = figures["did"]["precision"], figures["system"]
-        if found == (precision, system) and precision != "fp32" and "cosine_mean" in figures:
-            return f" (cosine {figures['cosine_mean']:.4f}, least {figures['cosine_min']:.4f})"
-    return ""
+def compare_systems(title: str, metric: str, entries: Sequence[Result]) -> Row:
+    """Return the row of each system's best entry."""
+    values: dict[str, float] = {}
+    labels = {}
+    better = min if metric in TIMES else max
+    for figures in entries:
+        system = figures["system"]
+        value = value_of(figures, metric)
+        assert value is not None
+        if system not in values or better(value, values[system]) != values[system]:
+            values[system] = value
+            labels[system] = number(value) + fidelity(figures)
+    return Row(title, metric, values, labels)
+
+
+def fidelity(figures: Result) -> str:
+    """Return the cosine of an entry's vectors to fp32's, where it has vectors of fewer bits."""
+    if figures["did"]["precision"] == "fp32" or "cosine_mean" not in figures:
+        return ""
+    return f" (cosine {figures['cosine_mean']:.4f}, least {figures['cosine_min']:.4f})"
+
+
+def measured_in_a_row(result: Result) -> bool:
+    """Tell whether a case's systems worked in a row too."""
+    return any("row_per_s" in figures for figures in result["entries"].values())
 
 
 def alone(result: Result) -> bool:
@@ -196,7 +222,7 @@ def alone(result: Result) -> bool:
 
 def comparison_table(results: Mapping[str, Result], heading: str = "") -> str:
     """Return a table of all comparisons, PlanForge first; titles do not repeat the heading above it."""
-    rows = comparisons(results)
+    rows = comparisons(results, in_a_row=True)
     systems = list(dict.fromkeys(name for row in rows for name in row.values))
     systems.sort(key=lambda name: name != PLANFORGE)
     cells = [

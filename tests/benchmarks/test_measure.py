@@ -167,19 +167,50 @@ def test_what_is_quick_is_warmed_up_for_a_time_in_each_of_its_processes(
     assert len(processes) == 2 and min(processes.values()) > 3
 
 
-def test_turns_move_on_by_one(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[str] = []
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The systems that were asked to work, one after the other."""
+    names: list[str] = []
     ask = Process.ask
 
     def noted(process: Process, message: Any) -> dict[str, Any]:
         if "mode" not in message:
-            asked.append(process.log.name.split("-")[1])
+            name = process.log.name.split("-")[1]
+            names.append(name.removeprefix("fake_").removesuffix(".system"))
         return ask(process, message)
 
     monkeypatch.setattr(Process, "ask", noted)
+    return names
+
+
+def test_turns_move_on_by_one(folder: Path, asked: list[str]) -> None:
     measure(case(one=entry("one"), two=entry("two")), OneCheckpoint(folder), 3)
-    names = [name.removeprefix("fake_").removesuffix(".system") for name in asked]
-    assert names == ["one", "two", "one", "two", "two", "one", "one", "two"]
+    assert asked == ["one", "two", "one", "two", "two", "one", "one", "two"]
+
+
+def test_after_the_turns_each_system_works_in_a_row(folder: Path, asked: list[str]) -> None:
+    turns = case(one=entry("one"), two=entry("two"))
+    found = measure(replace(turns, in_a_row=3), OneCheckpoint(folder), 1)["entries"]["two"]
+    assert asked == ["one", "two", "one", "two", *["one"] * 3, *["two"] * 3]
+    assert found["row_per_s"] == pytest.approx(4e3 / found["row_ms"], rel=0.01) and found["row_ms"] >= 4
+    assert len(found["seconds"]) == 1  # a work in a row is no turn
+    assert "row_ms" not in measure(turns, OneCheckpoint(folder), 1)["entries"]["two"]
+
+
+def test_who_fails_in_a_row_is_left_out_and_other_work_there_is_refused(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(UnlikeWorkError, match="of one is 1, of one at work 1 in a row 32"):
+        measure(replace(case(one=entry("one", "changes")), in_a_row=2), OneCheckpoint(folder), 1)
+
+    def fail(process: Process, run: measuring.Run, works: int) -> None:
+        if run.entry.system == "fake_two.system":
+            raise ProcessError("it broke")
+
+    monkeypatch.setattr(measuring, "work_in_a_row", fail)
+    both = replace(case(one=entry("one"), two=entry("two")), in_a_row=2)
+    result = measure(both, OneCheckpoint(folder), 1)
+    assert list(result["entries"]) == ["one"] and result["skipped"] == {"two": "failed: it broke"}
 
 
 def test_entries_of_one_system_share_a_process_unless_they_start_afresh(folder: Path) -> None:

@@ -85,6 +85,34 @@ def test_the_summary_has_a_row_for_each_class_of_precision_and_the_best_of_varia
     assert "- Alone: int8 **5**; int4 **7**" in text
 
 
+def test_a_case_of_encoders_shows_works_in_turns_and_in_a_row() -> None:
+    entries = {
+        "a": entry("PlanForge", "int8", 30.0, row_per_s=70.25, row_ms=114, ms={"p50": 267.0, "p99": 300.0}),
+        "b": entry("Peer", "int8", 40.0, row_per_s=60.0, row_ms=133, ms={"p50": 200.0, "p99": 300.0}),
+    }
+    result = case(entries, group="encode", title="Encoder: texts/s")
+    text = case_section(result)
+    assert (
+        "|  | per second in turns | per second in a row | whole ms p50 in turns | p99 | whole ms in a" in text
+    )
+    assert "| PlanForge int8 | 30.0 | 70.2 | 267 | 300 | 114 |" in text
+    text = summary({"one": result})
+    assert "| Encoder, in turns: texts/s | 30 | 40 |\n| Encoder, in a row: texts/s | 70.2 | 60 |" in text
+    assert [row.title for row in comparisons({"one": result})] == ["Encoder: texts/s"]  # README and plot
+    assert "in turns" not in case_section(side_by_side()) + summary({"one": side_by_side()})
+
+
+def test_a_cosine_is_that_of_the_variant_that_is_shown() -> None:
+    entries = {
+        "slow": entry("PlanForge", "int8", 30.0, cosine_mean=1.0, cosine_min=1.0),
+        "fast": entry("PlanForge", "w8a8", 40.0, cosine_mean=0.99, cosine_min=0.98),
+        "peer": entry("Peer", "int8", 20.0, cosine_mean=0.97, cosine_min=0.96),
+    }
+    (row,) = comparisons({"one": case(entries)})
+    assert row.labels["PlanForge"] == "40 (cosine 0.9900, least 0.9800)"
+    assert row.labels["Peer"] == "20 (cosine 0.9700, least 0.9600)"
+
+
 def test_of_times_the_best_variant_is_the_shortest() -> None:
     fast, slow = ({"start_s": {"p50": value, "p99": 9.0}} for value in (0.4, 0.7))
     entries = {"a": entry("PlanForge", "fp32", 1, **slow), "b": entry("Peer", "fp32", 1, **slow)}
