@@ -15,6 +15,7 @@ from .systems.system import Skip
 
 ROOT = Path(__file__).resolve().parent.parent
 LLAMA_AVX2 = ROOT / "build" / "llama-avx2"
+HIDDEN = "AVX2_CPUINFO"  # is set by `python -m tests.avx2`, which hides newer instructions
 
 
 class ProcessError(Exception):
@@ -41,7 +42,7 @@ class Process:
         self.log = log
         environment = {**os.environ, "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
         environment.pop("PYTHONDONTWRITEBYTECODE", None)  # every system's modules are compiled, as installed
-        if "AVX2_CPUINFO" in environment:  # compiled for this processor, llama.cpp asks for no features
+        if HIDDEN in environment:  # compiled for this processor, llama.cpp asks for no features
             paths = [str(LLAMA_AVX2), environment.get("PYTHONPATH", "")]
             environment["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
         if "threads" in order:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import json
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import numpy as np
 
 from ..checkpoints import head_size
 from ..gguf_tensors import tensors
+from ..process import HIDDEN, LLAMA_AVX2
 from .system import Session, Skip, System, Tick
 
 FORMATS = {"fp32": "F32", "f16": "F16", "bf16": "BF16", "q8_0": "Q8_0", "q4_0": "Q4_0"}
@@ -68,6 +70,8 @@ class LlamaCpp(System):
         writer.close()
 
     def generate(self, model: Path, precision: str, threads: int, settings: Mapping[str, Any]) -> Session:
+        if HIDDEN in os.environ and not LLAMA_AVX2.exists():
+            raise Skip(f"no build for AVX2 alone is in {LLAMA_AVX2}; `make bench` makes one")
         return Generator(model / FILE, precision, threads, settings["batch"], settings["tokens"])
 
 

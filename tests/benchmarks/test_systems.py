@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import importlib.resources
 import json
+import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -23,7 +25,9 @@ from benchmarks.checkpoints import COPIED, TINY, demo, numbered_words
 from benchmarks.child import answer
 from benchmarks.gguf_tensors import tensors
 from benchmarks.machine import busy_share
-from benchmarks.systems import system_named
+from benchmarks.process import HIDDEN, LLAMA_AVX2, Process
+from benchmarks.systems import llama_cpp, system_named
+from benchmarks.systems.system import Skip
 from benchmarks.texts import bert_texts, gpt2_prompts, llama_prompts, marian_sources
 from planforge.runtime.text.tokenizer import Tokenizer
 
@@ -88,6 +92,58 @@ def test_translators_do_the_same_work(marian_bundle: Path) -> None:
     check_alike("translate", {name: each["did"] for name, each in found.items()}, {})
     assert found["planforge"]["result"] == found["transformers"]["result"]
     ours.model.close()
+
+
+class FakeCore:
+    """An OpenVINO without a model; what it was asked for is in `asked`."""
+
+    capabilities: tuple[str, ...] = ("FP32", "INT8", "BF16")
+    asked: ClassVar[dict[str, Any]] = {}
+
+    def get_property(self, device: str, name: str) -> tuple[str, ...]:
+        assert (device, name) == ("CPU", "OPTIMIZATION_CAPABILITIES")
+        return self.capabilities
+
+    def set_property(self, device: str, properties: Mapping[str, Any]) -> None:
+        self.asked.update(properties)
+
+    def compile_model(self, model: Path, device: str, hints: Mapping[str, Any]) -> Any:
+        self.asked.update(hints)
+        return SimpleNamespace(inputs=[])
+
+
+def test_openvino_multiplies_in_the_precision_that_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "openvino", SimpleNamespace(Core=FakeCore))
+    monkeypatch.setattr(transformers.AutoTokenizer, "from_pretrained", lambda path: None)
+    for precision, hint in (("fp32", "f32"), ("bf16", "bf16"), ("int8", "f32")):
+        system_named("openvino").embed(Path("model"), precision, 2, {"max_length": 8})
+        found = FakeCore.asked["INFERENCE_PRECISION_HINT"], FakeCore.asked["INFERENCE_NUM_THREADS"]
+        assert found == (hint, 2)
+    monkeypatch.setattr(FakeCore, "capabilities", ("FP32", "INT8"))
+    with pytest.raises(Skip, match="no bf16"):
+        system_named("openvino").embed(Path("model"), "bf16", 2, {"max_length": 8})
+
+
+def test_with_instructions_hidden_llama_cpp_is_the_build_for_avx2_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: dict[str, str] = {}
+
+    def start(command: Any, env: Mapping[str, str], **more: Any) -> None:
+        given.update(env)
+        raise OSError("nothing is started")
+
+    monkeypatch.setattr("benchmarks.process.subprocess.Popen", start)
+    monkeypatch.setenv("PYTHONPATH", "/copy-of-onnxruntime")
+    for hidden, paths in (("", "/copy-of-onnxruntime"), ("x", f"{LLAMA_AVX2}:/copy-of-onnxruntime")):
+        if hidden:
+            monkeypatch.setenv(HIDDEN, hidden)
+        with pytest.raises(OSError, match="nothing is started"):
+            Process(Path("python"), {}, tmp_path / "log")
+        assert given["PYTHONPATH"] == paths
+    monkeypatch.setattr(llama_cpp, "LLAMA_AVX2", tmp_path / "none")
+    with pytest.raises(Skip, match="no build for AVX2 alone"):
+        system_named("llama_cpp").generate(tmp_path, "fp32", 2, {})
 
 
 def test_prompts_are_what_gpt2s_tokenizer_makes_of_their_text(tmp_path: Path) -> None:
@@ -202,6 +258,14 @@ def test_what_a_case_compares_is_the_same_work_unless_it_says_so(cases: list[Cas
             assert len(values) == 1 or part in case.varies or (part == "texts" and "prompts" in case.varies)
         classes = {system_named(e.system).classes[e.precision] for e in case.entries.values()}
         assert len(classes) == 1 or "precision" in case.varies, case.name
+
+
+def test_encoders_meet_openvino_in_each_precision_in_turns_and_in_a_row(cases: list[Case]) -> None:
+    encoders = [case for case in cases if case.group == "encode"]
+    assert len(encoders) == 4
+    for case in encoders:
+        found = {entry.precision for entry in case.entries.values() if entry.system == "openvino"}
+        assert found == {"fp32", "bf16", "int8"} and case.in_a_row == 10, case.name
 
 
 def test_a_busy_machine_is_told_from_an_idle_one_by_a_share() -> None:
