@@ -10,6 +10,7 @@ import pytest
 from benchmarks.__main__ import keep, resolve_cases
 from benchmarks.case import Limit, Target
 from benchmarks.common import environment
+from benchmarks.comparison import comparisons
 from benchmarks.machine import find_cache_mb, find_instruction_set
 from benchmarks.measure import judge_target
 from benchmarks.report import (
@@ -18,7 +19,6 @@ from benchmarks.report import (
     END,
     WITHOUT_AMX,
     case_section,
-    comparisons,
     name_files,
     summary,
     write_pages,
