@@ -74,7 +74,7 @@ COLUMNS = (
 )
 IN_TURNS = ("per second", "whole ms p50")  # columns that have another one for works in a row
 WITHOUT_AMX = " llama.cpp is compiled without AMX: with it, it crashes."
-IN_CACHE = 1.05  # of the memory's speed: above, weights come from the processor's last cache
+IN_CACHE = 1.05  # of the memory's speed, which varies from case to case
 
 
 def table(heading: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -86,9 +86,9 @@ def table(heading: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 def case_section(result: Result) -> str:
     """Return the section of one case: every figure of every entry, skipped entries, and the targets."""
     entries = result["entries"]
-    used = [c for c in COLUMNS if any(cell(figures, c) for figures in entries.values())]
-    rows = [[figures["name"], *(cell(figures, c) for c in used)] for figures in entries.values()]
     machine = result["machine"]
+    used = [c for c in COLUMNS if any(cell(figures, c, machine) for figures in entries.values())]
+    rows = [[figures["name"], *(cell(figures, c, machine) for c in used)] for figures in entries.values()]
     both = measured_in_a_row(result)
     parts = [
         f"## {result['title']}\n",
@@ -107,13 +107,24 @@ def describe_cache(machine: Mapping[str, Any]) -> str:
     return f", has a last cache of {size:,.0f} MB" if size else ""
 
 
-def cell(figures: Mapping[str, Any], column: tuple[str, str, str, str]) -> str:
+def cell(
+    figures: Mapping[str, Any],
+    column: tuple[str, str, str, str],
+    machine: Mapping[str, Any] | None = None,
+) -> str:
+    """Return a figure as text, "" where it was not measured; a CPU's caches are known by its `machine`."""
     value = figures.get(column[1])
-    if column[1] == "bandwidth_share" and value is not None and value > IN_CACHE:
+    if machine is not None and column[1] == "bandwidth_share" and lies_in_cache(figures, machine):
         return "in the last cache"
     if isinstance(value, Mapping):
         value = value[column[2]]
     return "" if value is None else column[3].format(value)
+
+
+def lies_in_cache(figures: Mapping[str, Any], machine: Mapping[str, Any]) -> bool:
+    """Tell whether weights fit into the last cache and are read faster than the memory can be."""
+    fits: bool = figures["file_mb"] <= machine.get("last_cache_mb", 0)
+    return fits and figures.get("bandwidth_share", 0) > IN_CACHE
 
 
 def notes(result: Result) -> Iterator[str]:
