@@ -240,7 +240,7 @@ def best_rows(suites: Sequence[Suite]) -> str:
     kinds = [suite["environment"]["instruction_set"] for suite in suites]
     for kind, suite in zip(kinds, suites, strict=True):
         for row in comparisons({name: suite["cases"][name] for name in BEST if name in suite["cases"]}):
-            cells.setdefault(row.title, {})[kind] = row.labels.get(PLANFORGE, ""), best_other(row)
+            cells.setdefault(row.title, {})[kind] = row.labels.get(PLANFORGE, ""), best_other(row, kind)
     heading = ["", *(f"{kind}: {who}" for kind in kinds for who in (PLANFORGE, "best other"))]
     rows = [
         [title, *(cell for kind in kinds for cell in found.get(kind, ("", "")))]
@@ -249,13 +249,14 @@ def best_rows(suites: Sequence[Suite]) -> str:
     return table(heading, rows) + "\n"
 
 
-def best_other(row: Row) -> str:
+def best_other(row: Row, kind: str) -> str:
     """Return the best result of those that are not PlanForge's, with its name; "" where there is none."""
     others = {name: value for name, value in row.values.items() if name != PLANFORGE}
     if not others:
         return ""
     best = (min if row.metric in TIMES else max)(others, key=others.__getitem__)
-    return f"{row.labels[best]}, {best}"
+    without = " without AMX" if (best, kind) == ("llama.cpp", "AMX") else ""
+    return f"{row.labels[best]}, {best}{without}"
 
 
 def write_section(page: Path, text: str) -> None:

@@ -18,6 +18,7 @@ from benchmarks.report import (
     BEST,
     END,
     WITHOUT_AMX,
+    best_rows,
     case_section,
     name_files,
     summary,
@@ -173,6 +174,12 @@ def test_the_pages_have_each_kind_of_machine(tmp_path: Path) -> None:
     page = (tmp_path / "docs/benchmark.md").read_text(encoding="utf-8")
     assert page.index("### 2 cores of A processor, AMX") < page.index("### 2 cores of A processor, AVX2")
     assert page.count("#### GPT-2 124M") == 2 and page.count(WITHOUT_AMX.strip()) == 1
+
+
+def test_the_readme_says_that_llama_cpp_is_built_without_amx() -> None:
+    entries = {"ours": entry("PlanForge", "int8", 200.0), "best": entry("llama.cpp", "q8_0", 163.0)}
+    suites = [make_suite(kind, **{BEST[0]: case(entries)}) for kind in ("AMX", "AVX2")]
+    assert "| 200 | 163, llama.cpp without AMX | 200 | 163, llama.cpp |" in best_rows(suites)
 
 
 def test_weights_in_the_last_cache_have_no_share_of_the_memory_s_speed() -> None:
