@@ -45,6 +45,7 @@ class NumberFormat:
         uses_gptq: whether its codes are so few that GPTQ is worth its time.
         shares_unit: whether scales are fp8 numbers times a power of two, the unit of all scales of a weight.
         pair_top: the most that the codes of columns 0 and 1, 2 and 3, ... of a row may add up to.
+        damping: what GPTQ adds to the diagonal of x^T x, as a share of its mean; by default as published.
     """
 
     name: str
@@ -60,6 +61,7 @@ class NumberFormat:
     uses_gptq: bool = False
     shares_unit: bool = False
     pair_top: int | None = None
+    damping: float = 0.01
 
     @property
     def dtype(self) -> np.dtype[Any]:
@@ -182,7 +184,9 @@ FP4_CLIPS = (1.5, 1.25, 1.0, 0.9, 0.8)
 INT8 = NumberFormat("int8", 3, 13, 8, -127, 127, CPU_SIZES)
 INT4 = NumberFormat("int4", 22, 21, 4, -8, 7, CPU_SIZES, INT4_CLIPS, uses_gptq=True)
 # Processors without VNNI add two products of uint8 and int8 in 16 bits: 255 * 128 fits, 255 * 129 does not.
-ROW_INT8 = replace(INT8, pair_top=128)
+# With the published damping weights fit the calibration's texts more closely than others: all-MiniLM-L6-v2
+# loses 1.02e-3 of a cosine on the Bible instead of 0.87e-3.
+ROW_INT8 = replace(INT8, pair_top=128, damping=0.1)
 PLAN_INT8 = replace(INT8, block_sizes=(0,), scale_digits=FP16_DIGITS)
 PLAN_INT4 = replace(INT4, block_sizes=(128, 64, 32), scale_digits=FP16_DIGITS)
 FP8 = NumberFormat(

@@ -19,10 +19,6 @@ if TYPE_CHECKING:
 Array = npt.NDArray[np.float32]
 
 PIECE_NUMBERS = 2**18  # of a weight that are rounded at a time: as many as stay in the processor's cache
-# Of the mean of the diagonal of x^T x, added to it. With 0.01, as published, weights fit the calibration's
-# texts more closely than others: int8 of all-MiniLM-L6-v2 loses 1.02e-3 of a cosine on the Bible instead of
-# 0.87e-3, int4 of gpt2-demo and llama-demo 6 % more nats.
-DAMPING = 0.1
 STRIP = 512  # columns of x^T x that are computed at a time
 # A row's error reaches those of its group first, then those of its block, then all others: products of few
 # rows are slow, and many rows do not fit the processor's cache.
@@ -47,17 +43,17 @@ def round_weight(
     return QuantizedWeight(codes, scale, format)
 
 
-def factorize(x: Tensor) -> Tensor:
+def factorize(x: Tensor, damping: float) -> Tensor:
     """Return F (K, K), lower triangular with ones on the diagonal, such that F^T e is the loss by errors e.
 
-    x^T x, with `DAMPING`, is F D F^T for a diagonal D: errors e of a weight's column lose the sum of
+    x^T x, with `damping`, is F D F^T for a diagonal D: errors e of a weight's column lose the sum of
     D (F^T e)^2 in the products with x. F^T e of row j depends on the errors of the rows from j on alone.
     """
     import torch
 
     K = x.shape[1]
     power = torch.einsum("mk,mk->k", x, x)
-    root = (power + DAMPING * power.mean() + 1e-12).sqrt()
+    root = (power + damping * power.mean() + 1e-12).sqrt()
     even = x / root  # whose products have a diagonal of ones, which keeps the factors sound in float32
     hessian = torch.zeros(K, K)
     for end in range(STRIP, K + STRIP, STRIP):  # the upper half is not read
@@ -85,7 +81,7 @@ def round_with_gptq(weight: Array, scale: Array, format: NumberFormat, x: Array)
     K, N = weight.shape
     rows = torch.from_numpy(x)
     ordered = torch.einsum("mk,mk->k", rows, rows).argsort(stable=True)
-    factor = factorize(rows[:, ordered])
+    factor = factorize(rows[:, ordered], format.damping)
     order = ordered.numpy()
     weight = weight[order]
     scale = scale[order // (K // len(scale))]

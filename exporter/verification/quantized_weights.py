@@ -28,7 +28,6 @@ import onnx_ir as ir
 
 from ...runtime.backends.backend import Array, Arrays
 from ..number_formats import SMALLEST_FP8, find_unit
-from ..passes.gptq import DAMPING
 from ..passes.quantized_weight import QuantizedWeight, StoredWeight, cut_rows
 from .attributes import blame, describe_node
 
@@ -124,7 +123,8 @@ def check_weight(weight: StoredWeight, expected: Array, rows: Rows) -> str:
             f" {faults.furthest:.3g} steps, first in row {faults.first_row}"
         )
     x = x if smoothing is None else x / smoothing
-    return describe_excess(measure_precision_errors(list_errors(weight, expected), np.asarray(x, np.float32)))
+    x = np.asarray(x, np.float32)
+    return describe_excess(measure_precision_errors(list_errors(weight, expected), x, weight.format.damping))
 
 
 def check_kept(weight: StoredWeight, expected: Array) -> str:
@@ -228,10 +228,10 @@ def list_errors(weight: StoredWeight, expected: Array) -> Iterator[Piece]:
         yield (whole - codes) * signed, np.abs(signed) * gaps, beyond
 
 
-def measure_precision_errors(pieces: Iterable[Piece], x: Array) -> Array:
+def measure_precision_errors(pieces: Iterable[Piece], x: Array, damping: float) -> Array:
     """Return the loss of each row (N,) in products with x (M, K), as a share of its bound."""
     power = np.einsum("mk,mk->k", x, x)
-    power += DAMPING * power.mean() + np.finfo(np.float32).tiny
+    power += damping * power.mean() + np.finfo(np.float32).tiny
     shares = []
     for errors, steps, beyond in pieces:
         lost = np.square(errors @ x.T).sum(axis=1)

@@ -89,7 +89,7 @@ def set_default(material: Path, bundle: Path) -> None:
     """Set a default as `bench --set-default` does after it has measured."""
     from planforge.exporter.commands.bench import record_default
 
-    measured: Any = SimpleNamespace(best_default=lambda: SimpleNamespace(precision="fp16"))
+    measured: Any = SimpleNamespace(best_default=lambda: SimpleNamespace(precision="fp16", backend="ort-cpu"))
     record_default(bundle, measured)
 
 

@@ -79,7 +79,9 @@ def test_each_target_gets_its_graphs_in_what_they_can_be(
 def test_precisions_of_the_same_weights_share_a_file_and_caches_are_typed(
     checkpoints: dict[str, Checkpoint],
 ) -> None:
-    names = [name for name, kind in PRECISIONS.items() if kind.rows is None]  # the others are of encoders
+    names = [
+        name for name, kind in PRECISIONS.items() if kind.rows is None and not kind.engine
+    ]  # encoders' own
     artifacts = plan_artifacts(checkpoints["gpt2-demo"], ["cpu", "cuda", "rtx"], names)
     data = {(a.precision, a.dialect): a.data for a in artifacts}
     for bits in ("fp32", "int8", "int4", "fp16", "w8a16", "w4a16"):
@@ -134,7 +136,7 @@ def test_what_a_model_or_target_cannot_have_is_refused(
 @pytest.mark.parametrize("names", [[], ["fp64"], ["fp32", "int3"], ["INT8"], "int8"])
 def test_unknown_precisions_list_the_known(names: list[str]) -> None:
     known = "fp32, fp16, int8, int4, fp32-kv8, int8-kv8, int4-kv8, "
-    known += "fp16-kv8, w8a16, w4a16, w8a16-kv8, w4a16-kv8, fp8a16, nvfp4a16, w8a8, fp8a8"
+    known += "fp16-kv8, w8a16, w4a16, w8a16-kv8, w4a16-kv8, fp8a16, nvfp4a16, w8a8, bf16, fp8a8"
     with pytest.raises(InputError, match=f"must name one or more of {known}(; did you mean|$)"):
         resolve_precisions(names)
 

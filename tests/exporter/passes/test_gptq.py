@@ -59,8 +59,7 @@ def round_plainly(weight: Array, scale: Array, low: int, top: int, x: Array) -> 
         (700, 544, 2, 17),  # more than a strip of x^T x
     ],
 )
-def test_it_rounds_as_published(M: int, K: int, N: int, groups: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gptq, "DAMPING", DAMPING)
+def test_it_rounds_as_published(M: int, K: int, N: int, groups: int) -> None:
     x = make_rows(M, K, seed=K)
     weight = normal(K, N, seed=7)
     scale = np.abs(weight).reshape(groups, -1, N).max(axis=1) / 7
@@ -102,13 +101,13 @@ def test_a_column_that_no_row_has_and_rows_all_alike_are_rounded_too() -> None:
 def test_what_float32_cannot_factorize_is_factorized_in_float64(monkeypatch: pytest.MonkeyPatch) -> None:
     factorize = torch.linalg.cholesky_ex
     rows = torch.from_numpy(make_rows(100, 40, seed=5))
-    expected = gptq.factorize(rows)
+    expected = gptq.factorize(rows, DAMPING)
 
     def fail(matrix: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         return torch.full_like(factorize(matrix)[0], torch.nan), torch.tensor(1)
 
     monkeypatch.setattr(torch.linalg, "cholesky_ex", fail)
-    torch.testing.assert_close(gptq.factorize(rows), expected, rtol=1e-3, atol=1e-4)
+    torch.testing.assert_close(gptq.factorize(rows, DAMPING), expected, rtol=1e-3, atol=1e-4)
 
 
 @pytest.mark.parametrize("K", [64, 65])
@@ -125,7 +124,7 @@ def test_pairs_of_codes_fit_into_16_bits(K: int, with_rows: bool) -> None:
         lost = x @ (rounded.dequantize() - weight).T
         return rounded.codes.astype(np.int64), float(np.square(lost).sum())
 
-    codes, lost = measure_loss(ROW_INT8)
+    codes, lost = measure_loss(dataclasses.replace(ROW_INT8, damping=DAMPING))
     pairs = sum_pairs(codes)
     assert pairs.shape == (300, K // 2)
     assert pairs.max() == 128 and np.abs(codes).max() <= 127
