@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from .text.tokenizer import Tokenizer
 
 C = TypeVar("C", bound="Model")
+log = logging.getLogger("planforge")
 
 
 class Model(ABC):
@@ -84,6 +86,8 @@ class Model(ABC):
         """Open a bundle of this class on the engine that was asked for, or on the best that works here."""
         check_load_request(request, bundle.manifest)
         engine, model = open_on(bundle, request, lambda engine: cls._open(bundle, engine, request))
+        if engine.name == "ort-cpu" and model.artifact.precision == "bf16":
+            log.warning("%s is computed in fp32: ONNX Runtime multiplies no bf16 on a CPU", model.artifact.id)
         model.backend = engine.name
         model.family = bundle.manifest.family
         plan = getattr(engine, "plans", {}).get(model.artifact.graph)

@@ -6,12 +6,12 @@ What a user chose is taken from the manifest: the longest text, the largest batc
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
 
 import numpy as np
 import onnx_ir as ir
 
 from ...runtime.apps.check.differences import describe_differences
+from ...runtime.bundle.artifact import PAIR_TOP
 from ...runtime.bundle.bundle import Bundle
 from ...runtime.bundle.manifest import Artifact, Axis, TensorSpec
 from ..graphs import make_artifact
@@ -129,7 +129,8 @@ def compare_precision(artifact: Artifact, graph: ir.Graph, is_ours: bool) -> Ite
         yield f"{label}, and no product of its graph reads 8 bits"
     if has_products != bool(artifact.quantization.get("rows")):
         yield f"quantization.rows and the graph's 8-bit products do not belong together, and {label}"
-    yield from find_saturating(artifact.quantization, stored)
+    if not artifact.may_saturate:
+        yield from find_saturating(stored)
     caches = [node for node in graph if node.op_type == "GroupQueryAttention"]
     in_int8 = len({node for node, _, scale in list_cache_scales(graph) if scale is not None})
     if in_int8 != (len(caches) if kind.cache_bits else 0):
@@ -142,15 +143,15 @@ def compare_precision(artifact: Artifact, graph: ir.Graph, is_ours: bool) -> Ite
         yield f"{label}, and {halves} of {len(matrices)} matrices of its graph are in fp16"
 
 
-def find_saturating(quantization: Mapping[str, Any], stored: Iterable[StoredWeight]) -> Iterator[str]:
-    """Yield the weights whose products need exact kernels, where the manifest says that none does."""
-    top = quantization.get("pair_top")
+def find_saturating(stored: Iterable[StoredWeight]) -> Iterator[str]:
+    """Yield the weights whose products need exact kernels, of a graph whose manifest says that none does."""
     for weight in stored:
-        if top is None or weight.rows is None:
+        if weight.rows is None:
             continue
         most = int(sum_pairs(weight.read(slice(None)).codes.astype(np.int16)).max())
-        if most > top:
-            yield f"quantization.pair_top is {top}, and two codes of {weight.names[0]!r} add up to {most}"
+        if most > PAIR_TOP:
+            name = weight.names[0]
+            yield f"quantization.pair_top is {PAIR_TOP}, and two codes of {name!r} add up to {most}"
 
 
 def compare_bits(label: str, artifact: Artifact, kind: Precision, stored: Mapping[str, int]) -> Iterator[str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from typing import Literal
 
 from ..bundle.bundle import Bundle
@@ -12,8 +11,6 @@ from .ort_prepared import open_prepared
 from .ort_program import OrtProgram, import_onnxruntime, list_disabled
 from .requirements import check_version, warn_if_slow
 from .threads import choose_threads
-
-log = logging.getLogger("planforge")
 
 
 class OrtCpuBackend:
@@ -49,10 +46,7 @@ class OrtCpuBackend:
         return f"{self.threads}; its weights were prepared" if self.uses_prepared else str(self.threads)
 
     def artifact(self, bundle: Bundle, graph: str, precision: str | None) -> Artifact:
-        found = choose_artifact(bundle, graph, precision, CPU_DIALECTS)
-        if found.precision == "bf16":
-            log.warning("%s is computed in fp32: ONNX Runtime multiplies no bf16 on a CPU", found.id)
-        return found
+        return choose_artifact(bundle, graph, precision, CPU_DIALECTS)
 
     def open(self, bundle: Bundle, artifact: Artifact) -> OrtProgram:
         check_version(artifact, import_onnxruntime().__version__)

@@ -94,6 +94,9 @@ IN_HALF = {
     "fp8": "fp8a16",
     "nvfp4": "nvfp4a16",
 }
+# The most that two neighbouring codes of a weight may add up to. Processors without VNNI add their products
+# with uint8 in 16 bits: 255 * 128 fits, 255 * 129 does not.
+PAIR_TOP = 128
 CACHE_SUFFIX = "-kv8"  # of precisions with keys and values in int8
 # The most exact first.
 EXACTNESS = (
@@ -172,7 +175,7 @@ class Artifact:
     @property
     def may_saturate(self) -> bool:
         """Return whether sums of two of its uint8 and int8 products may not fit into 16 bits."""
-        return "pair_top" not in self.quantization
+        return self.quantization.get("pair_top") != PAIR_TOP
 
     @property
     def fuses_scores(self) -> bool:

@@ -24,6 +24,8 @@ UNUSED = 60 * 86400  # seconds after which a stamp is deleted
 
 def is_known(path: Path, state: os.stat_result, sha256: str) -> bool:
     """Tell whether this user's process has found that a file, which is in this state, has this hash."""
+    if state.st_size < LEAST_BYTES:
+        return False
     try:
         stamp = find_stamp(path)
         own = stamp.stat()

@@ -135,7 +135,7 @@ def test_products_of_pairs_that_fit_need_no_exact_kernels() -> None:
         model = graph("y = MatMul (x, w)", w=weight)
         (linears,) = find_linears(model.graph)
         quantize_encoder(model, {linears.names: each})
-        faults = list(find_saturating({"pair_top": 128}, read_weights(model.graph, ["w"])))
+        faults = list(find_saturating(read_weights(model.graph, ["w"])))
         assert bool(faults) == (not fits)
         if fits:
             session = open_plain_session(ir.to_proto(model).SerializeToString())

@@ -175,6 +175,13 @@ def refuse() -> Any:
     raise BackendUnavailableError(NOT_INSTALLED)
 
 
+def test_a_graph_that_a_limit_of_memory_weighs_is_not_said_to_run(
+    bundle: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    load(bundle, backend="ort-cpu", precision="fp32", memory_limit=2**30, threads=1).close()
+    assert "is computed in fp32" not in caplog.text
+
+
 def test_a_program_without_the_package_is_told_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "openvino", None)
     with pytest.raises(BackendUnavailableError, match=r"pip install 'planforge\[openvino\]'"):

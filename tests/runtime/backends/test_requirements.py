@@ -153,6 +153,13 @@ def test_products_that_fit_need_no_exact_kernels(whole_bundle: Path, monkeypatch
     assert not is_exact(ort_backend.OrtCpuBackend(1).open(opened, fitting).session.get_session_options())
 
 
+@pytest.mark.parametrize("top", [None, 129, 254, "128", {}])
+def test_codes_that_may_be_larger_need_exact_kernels(top: Any) -> None:
+    """Whatever a manifest says: a larger bound than fits is none."""
+    assert artifact({"bits": 8, "pair_top": top}).may_saturate
+    assert not artifact({"bits": 8, "pair_top": 128}).may_saturate
+
+
 def is_exact(options: Any) -> bool:
     try:
         return bool(options.get_session_config_entry("session.x64quantprecision") == "1")
